@@ -1,11 +1,11 @@
-// Tests of data/make_shards, run as a user runs it: $PLUMB_BIN_DIR/data/make_shards, or ./data/make_shards.
+// data/make_shards, run as a user runs it: what a document is, which of them are for validation, and what is refused. A set of
+// shards is replaced by the next whole or not at all, as far as whoever trains can see. And data/make_corpus's options.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <filesystem>
 #include <random>
 #include <string>
@@ -13,52 +13,40 @@
 
 #include <doctest/doctest.h>
 
-#include "dev/test/support/test_files.h"
+#include "dev/test/support/many_ranks.h"
+#include "dev/test/support/train_program.h"
+#include "llmc/host/options/typed_text.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 
 using namespace llmc;
+namespace fs = std::filesystem;
 
 namespace {
 
-struct Run {
-    int exit_code;
-    std::string output;  // both streams
-};
+using Documents = std::vector<std::string>;
+const std::string kTokenizer = "dev/test/fixture/bpe";
 
-std::string program_path() {
-    const char* folder = std::getenv("PLUMB_BIN_DIR");
-    const std::string path = std::string(folder != nullptr ? folder : ".") + "/data/make_shards";
-    REQUIRE_MESSAGE(access(path.c_str(), X_OK) == 0, path, " is missing: run `make data/make_shards`");
-    return path;
+// the program through the shell, with both its streams in `out`; before: what stands before its name, as "cat x |"
+ProgramRun make_shards(const std::string& arguments, const std::string& before = "") {
+    TempFolder folder;
+    const std::string program = program_path("data/make_shards");
+    REQUIRE_MESSAGE(access(program.c_str(), X_OK) == 0, program, " is missing: run `make data/make_shards`");
+    const std::string line = before + " '" + program + "' " + arguments + " 2>&1";
+    return run_train(folder.path(), {"-c", "unset OMP_NUM_THREADS; " + line}, "/bin/sh");
 }
 
-// the program through the shell; before: what stands before its name, as "cat x |"
-Run make_shards(const std::string& arguments, const std::string& before = "") {
-    std::FILE* pipe = popen((before + " '" + program_path() + "' " + arguments + " 2>&1").c_str(), "r");
-    REQUIRE(pipe != nullptr);
-    Run run;
-    char buffer[4096];
-    for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) { run.output.append(buffer, n); }
-    const int status = pclose(pipe);
-    run.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return run;
+void check_fails(const ProgramRun& run, int exit_code, const std::string& says) {
+    CHECK(run.exit_code == exit_code);
+    CHECK_MESSAGE(contains(run.out, says), says, " in ", run.out);
 }
 
-std::vector<std::string> names_in(const std::string& folder) {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-        names.push_back(entry.path().filename().string());
-    }
-    std::sort(names.begin(), names.end());
-    return names;
-}
+void check_done(const ProgramRun& run) { REQUIRE_MESSAGE(run.exit_code == kExitDone, run.out, run.err); }
 
 // the documents of a split, each without the end of text before it; checks where ends of text must be
-std::vector<std::string> documents_of(const std::string& pattern) {
+Documents documents_of(const std::string& pattern) {
     const ShardSet set(pattern);
     REQUIRE(set.vocab_size() == 257);
-    std::vector<std::string> documents;
     std::vector<uint16_t> tokens;
     for (const TokenShard& shard : set.shards()) {
         const std::vector<uint16_t> more = shard.read_all();
@@ -67,6 +55,7 @@ std::vector<std::string> documents_of(const std::string& pattern) {
     REQUIRE(tokens.front() == 256);
     REQUIRE(tokens.back() == 256);
     tokens.pop_back();
+    Documents documents;
     for (uint16_t token : tokens) {
         if (token == 256) {
             documents.emplace_back();
@@ -77,95 +66,90 @@ std::vector<std::string> documents_of(const std::string& pattern) {
     return documents;
 }
 
-std::string joined(const std::vector<std::string>& documents) {
+std::string joined(const Documents& documents) {
     std::string text;
     for (const std::string& document : documents) { text += document; }
     return text;
 }
 
-using Documents = std::vector<std::string>;
+// a set of three training shards and one for validation, of this text
+void make_set(const TempFolder& folder, const std::string& name, const std::string& sentence) {
+    std::string text;
+    for (int i = 0; i < 40; i++) { text += sentence + "\n"; }
+    write_bytes(folder / "text", text);
+    check_done(make_shards(fmt::format("{} --documents line --shard-tokens {} --out {}", folder / "text",
+                                       12 * sentence.size() + 24, folder / name)));
+}
+
+// what a run of two steps on such data says before it would begin
+ProgramRun dry_run(const TempFolder& folder, const std::string& train, const std::string& val) {
+    return run_train(folder.path(),
+                     words("--train-data " + train + " --val-data " + val +
+                           " --layers 1 --heads 1 --channels 16 --seq-len 8 --steps 2 --dry-run"));
+}
 
 }  // namespace
 
 TEST_CASE("make_shards: what a document is") {
     TempFolder folder;
-    const std::string text = "\n \nOne\nline\n\n\n  Two\n \t\r\nThree\n   indented\n\nlast, no newline";
-    write_bytes(folder / "text", text);
     const std::string in = folder / "text", out = folder / "o/text";
-    const auto documents = [&](const std::string& options) {
-        const Run run = make_shards(in + " --out " + out + " --val-fraction 0 " + options);
-        CAPTURE(run.output);
-        REQUIRE(run.exit_code == 0);
-        CHECK(names_in(folder / "o") == std::vector<std::string>{"text_train_000000.bin"});
+    const auto documents = [&](const std::string& text, const std::string& options) {
+        write_bytes(in, text);
+        check_done(make_shards(in + " --out " + out + " --val-fraction 0 " + options));
+        CHECK(names_below(folder / "o") == Words{"text_train_000000.bin"});
         return documents_of(out + "_train_*.bin");
     };
-    const Documents lines = {"\n \nOne\n", "line\n\n\n",      "  Two\n \t\r\n",
-                             "Three\n",    "   indented\n\n", "last, no newline"};
-    CHECK(documents("") == Documents{text});
-    CHECK(documents("--documents file") == Documents{text});
-    CHECK(documents("--documents paragraph") ==
+    const std::string text = "\n \nOne\nline\n\n\n  Two\n \t\r\nThree\n   indented\n\nlast, no newline",
+                      line = "--documents line", paragraph = "--documents paragraph";
+    CHECK(documents(text, "") == Documents{text});
+    CHECK(documents(text, "--documents file") == Documents{text});
+    CHECK(documents(text, paragraph) ==
           Documents{"\n \nOne\nline\n\n", "\n  Two\n \t\r\n", "Three\n   indented\n\n", "last, no newline"});
-    CHECK(documents("--documents line") == lines);
-
-    write_bytes(in, "\n \n\t");  // blanks only: one document
-    CHECK(documents("--documents line") == Documents{"\n \n\t"});
-    CHECK(documents("--documents paragraph") == Documents{"\n \n\t"});
-    write_bytes(in, "a\n\n\n\nb\n\n\n \n");  // what nothing comes after stays
-    CHECK(documents("--documents paragraph") == Documents{"a\n\n", "\n\nb\n\n\n \n"});
-    write_bytes(in, "a" + std::string(10000, '\n') + "b");  // memory is bounded
-    CHECK(documents("--documents paragraph").size() == 2);
-    CHECK(joined(documents("--documents paragraph")) == read_bytes(in));
-    write_bytes(in, "a\n" + std::string(10000, ' ') + "\nb");  // 10,000 blanks are a line
-    CHECK(documents("--documents line").size() == 3);
-    CHECK(joined(documents("--documents line")) == read_bytes(in));
+    CHECK(documents(text, line) == Documents{"\n \nOne\n", "line\n\n\n", "  Two\n \t\r\n", "Three\n",
+                                             "   indented\n\n", "last, no newline"});
+    for (const std::string& by : {line, paragraph}) {  // blanks only: one document
+        CHECK(documents("\n \n\t", by) == Documents{"\n \n\t"});
+    }
+    // what nothing comes after stays
+    CHECK(documents("a\n\n\n\nb\n\n\n \n", paragraph) == Documents{"a\n\n", "\n\nb\n\n\n \n"});
+    // memory is bounded; 10,000 blanks are a line
+    const std::string newlines = "a" + std::string(10000, '\n') + "b",
+                      blanks = "a\n" + std::string(10000, ' ') + "\nb";
+    CHECK(documents(newlines, paragraph).size() == 2);
+    CHECK(joined(documents(newlines, paragraph)) == newlines);
+    CHECK(documents(blanks, line).size() == 3);
+    CHECK(joined(documents(blanks, line)) == blanks);
 }
 
 TEST_CASE("make_shards: validation is the last documents, or the end of a long one; nothing is lost") {
     TempFolder folder;
     const std::string in = folder / "text", out = folder / "t";
-    const auto split = [&](const std::string& options) {
-        const Run run = make_shards(in + " --out " + out + " " + options);
-        CAPTURE(run.output);
-        REQUIRE(run.exit_code == 0);
-        return std::pair(documents_of(out + "_train_*.bin"), documents_of(out + "_val_*.bin"));
+    Documents train, val;
+    const auto split = [&](const std::string& text, const std::string& options, size_t trained,
+                           size_t validated) {
+        CAPTURE(options);
+        write_bytes(in, text);
+        check_done(make_shards(in + " --out " + out + " " + options));
+        train = documents_of(out + "_train_*.bin"), val = documents_of(out + "_val_*.bin");
+        CHECK(train.size() == trained);
+        CHECK(val.size() == validated);
+        CHECK(joined(train) + joined(val) == text);
     };
-    std::string lines;
-    for (int i = 0; i < 100; i++) {
-        lines += fmt::format("line {:02} 89\n", i);
-    }  // with its end of text: 12 tokens
-    write_bytes(in, lines);
-    auto [train, val] = split("--documents line");
-    CHECK(train.size() == 90);
-    CHECK(val.size() == 10);
+    std::string lines;  // with its end of text each has 12 tokens
+    for (int i = 0; i < 100; i++) { lines += fmt::format("line {:02} 89\n", i); }
+    split(lines, "--documents line", 90, 10);
     CHECK(val.front() == "line 90 89\n");
-    CHECK(joined(train) + joined(val) == lines);
-
-    std::tie(train, val) = split("--documents line --val-fraction 0.255");  // not within a document
-    CHECK(train.size() == 75);
-    CHECK(val.size() == 25);
-
-    std::tie(train, val) = split("--documents line --val-fraction 0.09917");  // 119 tokens: one is missing
-    CHECK(val.size() == 10);
-
-    for (const char* fraction : {"0.1", "0.095", "0.0923"}) {  // one document: cut after a line
-        std::tie(train, val) = split(std::string("--val-fraction ") + fraction);
-        CHECK(train.size() == 1);
-        CHECK(val.size() == 1);
+    split(lines, "--documents line --val-fraction 0.255", 75, 25);    // not within a document
+    split(lines, "--documents line --val-fraction 0.09917", 90, 10);  // 119 tokens: one is missing
+    for (const char* fraction : {"0.1", "0.095", "0.0923"}) {         // one document: cut after a line
+        split(lines, std::string("--val-fraction ") + fraction, 1, 1);
         CHECK(val.front().starts_with("line 9"));
-        CHECK(joined(train) + joined(val) == lines);
     }
-
-    write_bytes(in, "short\n" + std::string(994, 'x'));  // a long last document without lines
-    std::tie(train, val) = split("--documents line");
-    CHECK(train.size() == 2);
+    split("short\n" + std::string(994, 'x'), "--documents line", 2, 1);  // a long last document without lines
     CHECK(val == Documents{std::string(100, 'x')});
-
-    write_bytes(in, "ab");
-    std::tie(train, val) = split("");
-    CHECK(train == Documents{"a"});
+    split("ab", "", 1, 1);
     CHECK(val == Documents{"b"});
-    std::tie(train, val) = split("--val-fraction 0.9");
-    CHECK(joined(train) + joined(val) == "ab");
+    split("ab", "--val-fraction 0.9", 1, 1);
 }
 
 TEST_CASE("make_shards: any bytes, any shard size, any portions") {
@@ -174,19 +158,16 @@ TEST_CASE("make_shards: any bytes, any shard size, any portions") {
     std::string text;
     for (int i = 0; i < 20000; i++) { text += gen() % 8 == 0 ? '\n' : gen() % 8 == 0 ? ' ' : (char)gen(); }
     write_bytes(folder / "text", text);
-    for (const char* documents : {"file", "paragraph", "line"}) {
-        const std::string options = std::string(" --as-is --documents ") + documents;
-        const Run whole = make_shards(folder / "text" + options + " --out " + (folder / "whole"));
-        REQUIRE(whole.exit_code == 0);
-        const Documents train = documents_of(folder / "whole_train_*.bin");
-        const Documents val = documents_of(folder / "whole_val_*.bin");
+    for (const std::string kind : {"file", "paragraph", "line"}) {
+        const std::string options = " --as-is --documents " + kind;
+        check_done(make_shards(folder / "text" + options + " --out " + folder / "whole"));
+        const Documents train = documents_of(folder / "whole_train_*.bin"),
+                        val = documents_of(folder / "whole_val_*.bin");
         CHECK(joined(train) + joined(val) == text);
         for (int shard_tokens : {700, 4096, 20001}) {
-            const std::string size = " --shard-tokens " + std::to_string(shard_tokens);
-            const Run run = make_shards("-" + options + size + " --out " + (folder / "parts"),
-                                        "cat '" + folder / "text" + "' |");
-            CAPTURE(run.output);
-            REQUIRE(run.exit_code == 0);
+            check_done(make_shards(
+                "-" + options + fmt::format(" --shard-tokens {} --out ", shard_tokens) + folder / "parts",
+                "cat '" + folder / "text" + "' |"));
             CHECK(documents_of(folder / "parts_train_*.bin") == train);
             CHECK(documents_of(folder / "parts_val_*.bin") == val);
             const ShardSet parts(folder / "parts_*.bin");
@@ -195,79 +176,69 @@ TEST_CASE("make_shards: any bytes, any shard size, any portions") {
     }
     // the shards of the last run are fewer than those of the first: none of the others may be left
     CHECK(ShardSet(folder / "parts_*.bin").num_tokens() < (int64_t)text.size() * 2);
-    for (const std::string& name : names_in(folder.path())) { CHECK(name.find("tmp") == std::string::npos); }
+    for (const std::string& name : names_below(folder.path())) { CHECK_FALSE(contains(name, "tmp")); }
 }
 
 TEST_CASE("make_shards: the cut between two shards") {
     TempFolder folder;
-    std::string text;
-    for (int i = 0; i < 64; i++) { text += "1234567 9012345\n"; }  // 17 tokens with its end of text
-    write_bytes(folder / "text", text);
+    const Documents half(32, "1234567 9012345\n");  // 17 tokens each with its end of text
+    write_bytes(folder / "text", joined(half) + joined(half));
     for (int shard_tokens : {34, 100, 544, 545, 1088, 2000}) {  // 544 = half of all 1088
         CAPTURE(shard_tokens);
-        const Run run = make_shards(folder / "text" + " --documents line --val-fraction 0.5 --shard-tokens " +
-                                    std::to_string(shard_tokens) + " --out " + (folder / "t"));
-        REQUIRE(run.exit_code == 0);
-        CHECK(documents_of(folder / "t_train_*.bin") == Documents(32, "1234567 9012345\n"));
-        CHECK(documents_of(folder / "t_val_*.bin") == Documents(32, "1234567 9012345\n"));
+        check_done(
+            make_shards(fmt::format("{} --documents line --val-fraction 0.5 --shard-tokens {} --out {}",
+                                    folder / "text", shard_tokens, folder / "t")));
+        CHECK(documents_of(folder / "t_train_*.bin") == half);
+        CHECK(documents_of(folder / "t_val_*.bin") == half);
     }
 }
 
 TEST_CASE("make_shards: files, folders and standard input") {
     TempFolder folder;
-    std::filesystem::create_directories(folder / "in/b/c");
-    std::filesystem::create_directories(folder / "in/.git");
-    write_bytes(folder / "in/z", "z");
-    write_bytes(folder / "in/a", "a");
-    write_bytes(folder / "in/b/c/x", "bcx");
+    fs::create_directories(folder / "in/b/c");
+    fs::create_directories(folder / "in/.git");
+    for (const char* name : {"a", "z", "b/c/x", ".git/no", ".hidden"}) {
+        write_bytes(folder / "in/" + name, name);
+    }
     write_bytes(folder / "in/b/empty", "");
-    write_bytes(folder / "in/.git/x", "no");
-    write_bytes(folder / "in/.hidden", "no");
-    const std::string inputs = folder / "in" + " - " + (folder / "in/a");
-    const Run run = make_shards(inputs + " --val-fraction 0 --out " + (folder / "o"), "printf stdin |");
-    CAPTURE(run.output);
-    REQUIRE(run.exit_code == 0);
-    CHECK(documents_of(folder / "o_train_*.bin") == Documents{"a", "bcx", "z", "stdin", "a"});
-    CHECK(run.output.find("documents (one per file): 5") != std::string::npos);
-    CHECK(run.output.find("--train-data") != std::string::npos);
+    const ProgramRun run =
+        make_shards(folder / "in" + " - " + folder / "in/a" + " --val-fraction 0 --out " + folder / "o",
+                    "printf stdin |");
+    check_done(run);
+    CHECK(documents_of(folder / "o_train_*.bin") == Documents{"a", "b/c/x", "z", "stdin", "a"});
+    CHECK(contains(run.out, "documents (one per file): 5"));
+    CHECK(contains(run.out, "--train-data"));
 }
 
 TEST_CASE("make_shards: JSON lines: the named text of each is a document") {
     TempFolder folder;
-    write_bytes(folder / "a.jsonl",
-                "{\"text\": \"one\\ntwo\", \"id\": 1}\n\n{\"meta\": {\"text\": \"no\"}, \"text\": "
-                "\"\\u00e9\\\"\"}\r\n"
-                "{\"text\": \"\"}\n");
-    write_bytes(folder / "b.jsonl", "{\"text\": \"last\", \"body\": \"x\"}");  // no newline behind it
-    const std::string inputs = folder / "a.jsonl" + " - " + (folder / "b.jsonl");
-    const Run run = make_shards(inputs + " --json-field text --val-fraction 0 --out " + (folder / "o"),
-                                "printf '{\"text\": \"stdin\"}\\n' |");
-    CAPTURE(run.output);
-    REQUIRE(run.exit_code == 0);
+    const std::string a = folder / "a.jsonl", b = folder / "b.jsonl",
+                      all = " --val-fraction 0 --out " + folder / "o";
+    write_bytes(a,
+                "{\"text\": \"one\\ntwo\", \"id\": 1}\n\n"
+                "{\"meta\": {\"text\": \"no\"}, \"text\": \"\\u00e9\\\"\"}\r\n{\"text\": \"\"}\n");
+    write_bytes(b, "{\"text\": \"last\", \"body\": \"x\"}");  // no newline behind it
+    ProgramRun run =
+        make_shards(a + " - " + b + " --json-field text" + all, "printf '{\"text\": \"stdin\"}\\n' |");
+    check_done(run);
     CHECK(documents_of(folder / "o_train_*.bin") == Documents{"one\ntwo", "\xc3\xa9\"", "stdin", "last"});
-    CHECK(run.output.find("documents (one per line): 4") != std::string::npos);
-    CHECK(run.output.find("taken for text") == std::string::npos);
+    CHECK(contains(run.out, "documents (one per line): 4"));
+    CHECK_FALSE(contains(run.out, "taken for text"));
 
-    const auto fails = [&](const std::string& arguments, int exit_code, const std::string& says) {
-        const Run bad = make_shards(arguments + " --out " + (folder / "bad"));
-        CAPTURE(bad.output);
-        CHECK(bad.exit_code == exit_code);
-        CHECK(bad.output.find(says) != std::string::npos);
-    };
-    const std::string b = folder / "b.jsonl";
-    fails(b + " --json-field txt", kExitBadInput,
-          "b.jsonl, line 1: expected an object with a text \"txt\", found none, but \"text\", \"body\"");
-    fails(b + " --json-field text --documents line", kExitUsage, "--json-field");
-    write_bytes(b, "{\"text\": \"a\"}\n{\"text\": 3}\n");
-    fails(b + " --json-field text", kExitBadInput,
-          "b.jsonl, line 2: expected an object with a text \"text\"");
-    write_bytes(b, "{\"text\": \"a\"}\nplain\n");
-    fails(b + " --json-field text", kExitBadInput, "b.jsonl, line 2");
-    CHECK(names_in(folder.path()).size() == 3);
-    // without the option it is text, and the user hears of it
-    const Run text = make_shards(b + " --val-fraction 0 --out " + (folder / "t"));
-    CHECK(documents_of(folder / "t_train_*.bin") == Documents{"{\"text\": \"a\"}\nplain\n"});
-    CHECK(text.output.find("--json-field") != std::string::npos);
+    const std::string bad = " --out " + folder / "bad",
+                      no_text = "b.jsonl, line 2: expected an object with a text \"text\"";
+    check_fails(
+        make_shards(b + " --json-field txt" + bad), kExitBadInput,
+        "b.jsonl, line 1: expected an object with a text \"txt\", found none, but \"text\", \"body\"");
+    check_fails(make_shards(b + " --json-field text --documents line" + bad), kExitUsage, "--json-field");
+    for (const auto& [line, says] : {std::pair{"{\"text\": 3}", no_text}, {"plain", "b.jsonl, line 2"}}) {
+        write_bytes(b, std::string("{\"text\": \"a\"}\n") + line + "\n");
+        check_fails(make_shards(b + " --json-field text" + bad), kExitBadInput, says);
+    }
+    CHECK(names_below(folder.path()).size() == 3);
+    run = make_shards(b + all);  // without the option it is text, and the user hears of it
+    CHECK(documents_of(folder / "o_train_*.bin") == Documents{"{\"text\": \"a\"}\nplain\n"});
+    CHECK(contains(run.out, "--json-field"));
 }
 
 TEST_CASE(
@@ -284,13 +255,13 @@ TEST_CASE(
                         deep +
                         "}\n"
                         R"({"text": "\\ud83d"})");
-    REQUIRE(make_shards(in + out).exit_code == kExitDone);
+    CHECK(make_shards(in + out).exit_code == kExitDone);
     const std::string half = "\xef\xbf\xbd", face = "\xf0\x9f\x98\x80";
     const Documents texts = {"a" + half + " b" + half, face + half + "\\" + half + face, "c", "\\ud83d"};
     CHECK(documents_of(folder / "t_train_*.bin") == texts);
 
     std::string all;
-    for (const auto& [line, says] : std::initializer_list<std::pair<std::string, std::string>>{
+    for (const auto& [line, says] : std::initializer_list<std::pair<std::string, const char*>>{
              {"{\"text\": \"a\xff\"}", "a byte that is not UTF-8"},
              {"{\"text\": \"a\", \"x\": NaN}", "NaN or Infinity, which Python writes"},
              {"{\"text\": \"a\", \"x\": [-Infinity]}", "NaN or Infinity, which Python writes"},
@@ -300,20 +271,19 @@ TEST_CASE(
              {"{\"text\": \"a\", \"x\": 1, \"x\": 2}", "\"x\" twice"}}) {
         write_bytes(in, "{\"text\": \"good\"}\n" + line + "\n");
         all += read_bytes(in);
-        const Run run = make_shards(in + out);
-        CHECK(run.exit_code == kExitBadInput);
-        CHECK_MESSAGE(contains(run.output, "in.jsonl, line 2: "), run.output);
-        CHECK_MESSAGE(contains(run.output, says), run.output);
-        CHECK_MESSAGE(contains(run.output, "--skip-bad-lines leaves such lines out"), run.output);
+        const ProgramRun run = make_shards(in + out);
+        for (const char* part : {"in.jsonl, line 2: ", says, "--skip-bad-lines leaves such lines out"}) {
+            check_fails(run, kExitBadInput, part);
+        }
     }
     CHECK(documents_of(folder / "t_train_*.bin") == texts);
     write_bytes(in, all);
-    const Run run = make_shards(in + out + " --skip-bad-lines");
+    const ProgramRun run = make_shards(in + out + " --skip-bad-lines");
     CHECK(run.exit_code == kExitDone);
     CHECK(documents_of(folder / "t_train_*.bin") == Documents(7, "good"));
-    CHECK_MESSAGE(contains(run.output, "skipped: " + in + ", line 6: not usable JSON"), run.output);
-    CHECK_FALSE(contains(run.output, "line 8"));
-    CHECK_MESSAGE(contains(run.output, "skipped 7 lines in all"), run.output);
+    CHECK_MESSAGE(contains(run.out, "skipped: " + in + ", line 6: not usable JSON"), run.out);
+    CHECK_FALSE(contains(run.out, "line 8"));
+    CHECK_MESSAGE(contains(run.out, "skipped 7 lines in all"), run.out);
 }
 
 TEST_CASE("make_shards: what is no text is refused by what it is, whole or byte by byte, unless --as-is") {
@@ -336,124 +306,104 @@ TEST_CASE("make_shards: what is no text is refused by what it is, whole or byte 
              {"a\xff" + std::string(1, '\0'), "a zero byte at 3"}}) {
         CAPTURE(bytes);
         write_bytes(file, bytes);
-        const std::string slowly = "(dd status=none bs=3 count=1; sleep 0.05; cat) < " + file + " |";
-        for (const Run& run : {make_shards(file + out), make_shards("-" + out, slowly)}) {
-            CHECK(run.exit_code == kExitBadInput);
-            CHECK_MESSAGE(contains(run.output, says), run.output);
-            CHECK(names_in(folder / "o").empty());
+        const std::string slowly = "(dd status=none bs=3 count=1; sleep 0.02; cat) < " + file + " |";
+        for (const ProgramRun& run : {make_shards(file + out), make_shards("-" + out, slowly)}) {
+            check_fails(run, kExitBadInput, says);
+            CHECK(names_below(folder / "o").empty());
         }
     }
-    CHECK(make_shards(file + out + " --as-is --val-fraction 0").exit_code == kExitDone);
+    check_done(make_shards(file + out + " --as-is --val-fraction 0"));
     CHECK(documents_of(folder / "o/t_train_*.bin") == Documents{read_bytes(file)});
     write_bytes(file, "It is 7zXZ, <html> and %PDF.");  // elsewhere than where a file begins
     CHECK(make_shards(file + out).exit_code == kExitDone);
 }
 
 TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
-    TempFolder folder;
+    TempFolder folder, in, large;
     write_bytes(folder / "text", "some text\n");
     write_bytes(folder / "empty", "");
+    write_bytes(large / "text", std::string(200'000, 'x'));
     write_token_shard(folder / "shard", std::vector<uint16_t>{1, 2, 3}, 257);
-    const std::vector<std::string> before = names_in(folder.path());
-    const std::string to = " --out " + (folder / "t"), text = folder / "text";
-    const auto fails = [&](const Run& run, int exit_code, const std::string& says) {
-        CAPTURE(run.output);
-        CHECK(run.exit_code == exit_code);
-        CHECK(run.output.find(says) != std::string::npos);
-        CHECK(names_in(folder.path()) == before);
+    const Words before = names_below(folder.path());
+    const std::string to = " --out " + folder / "t", text = folder / "text";
+    const auto fails = [&](const std::string& arguments, int exit_code, const std::string& says,
+                           const std::string& from = "") {
+        CAPTURE(arguments);
+        check_fails(make_shards(arguments, from), exit_code, says);
+        CHECK(names_below(folder.path()) == before);
     };
-    fails(make_shards(folder / "empty" + to), kExitBadInput, "the input is empty");
-    fails(make_shards("-" + to, ": |"), kExitBadInput, "the input is empty");
-    fails(make_shards("-" + to, "printf x |"), kExitBadInput, "--val-fraction 0");
-    fails(make_shards(folder / "missing" + to), kExitBadInput, folder / "missing: cannot open");
-    fails(make_shards(text + " " + (folder / "missing") + to), kExitBadInput, "check its name");
-    fails(make_shards(text + " " + (folder / "shard") + to), kExitBadInput, "a token shard");
-    fails(make_shards(text), kExitUsage, "--out");
-    fails(make_shards("--out x"), kExitUsage, "inputs");
-    fails(make_shards(text + " --out " + folder.path() + "/"), kExitUsage, "a folder");
-    fails(make_shards("--out= " + text), kExitUsage, "--out: the value is empty. Expected PREFIX.");
-    fails(make_shards(text + to + " --documents word"), kExitUsage, "--documents");
+    fails(folder / "empty" + to, kExitBadInput, "the input is empty");
+    fails("-" + to, kExitBadInput, "the input is empty", ": |");
+    fails("-" + to, kExitBadInput, "--val-fraction 0", "printf x |");
+    fails(folder / "missing" + to, kExitBadInput, folder / "missing: cannot open");
+    fails(text + " " + folder / "missing" + to, kExitBadInput, "check its name");
+    fails(text + " " + folder / "shard" + to, kExitBadInput, "a token shard");
+    for (const auto& [arguments, says] : std::initializer_list<std::pair<std::string, std::string>>{
+             {text, "--out is required: how the names of the shards begin"},
+             {to, "inputs is required: files of text or JSON lines, folders, or - for standard input"},
+             {text + " --out " + folder.path() + "/", "a folder"},
+             {"--out= " + text, "--out: the value is empty. Expected PREFIX."},
+             {text + to + " --documents word", "--documents"},
+             {large / "text" + to + " --shard-tokens 16",
+              "--shard-tokens 16: 200000 tokens or more would be 12500 files or more, expected at most "
+              "10000"},
+             {text + to + " --shards 4", "unknown option '--shards'"},
+             {text + to + " --json-field ''", "--json-field: the value is empty. Expected NAME."},
+             {text + " --out " + text + "/sub/t", "cannot make or write this folder"}}) {
+        fails(arguments, kExitUsage, says);
+    }
     for (const char* value : {"-0.1", "0.95", "nan", "x"}) {
-        fails(make_shards(text + to + " --val-fraction " + value), kExitUsage, "--val-fraction");
+        fails(text + to + " --val-fraction " + value, kExitUsage, "--val-fraction");
     }
     for (const char* value : {"0", "15", "-5", "2147483646", "99999999999999999999", "x"}) {
-        fails(make_shards(text + to + " --shard-tokens " + value), kExitUsage, "--shard-tokens");
+        fails(text + to + " --shard-tokens " + value, kExitUsage, "--shard-tokens");
     }
-    {
-        TempFolder large;
-        write_bytes(large / "text", std::string(200'000, 'x'));
-        fails(
-            make_shards(large / "text" + to + " --shard-tokens 16"), kExitUsage,
-            "--shard-tokens 16: 200000 tokens or more would be 12500 files or more, expected at most 10000");
-    }
-    fails(make_shards(text + to + " --shards 4"), kExitUsage, "unknown option '--shards'");
-    fails(make_shards(to), kExitUsage,
-          "inputs is required: files of text or JSON lines, folders, or - for standard input");
-    fails(make_shards(text), kExitUsage, "--out is required: how the names of the shards begin");
-    fails(make_shards(text + to + " --json-field ''"), kExitUsage,
-          "--json-field: the value is empty. Expected NAME.");
-    fails(make_shards(text + " --out " + text + "/sub/t"), kExitUsage, "cannot make or write this folder");
-    TempFolder in;
-    std::filesystem::create_directory(in / "sub");
+    fs::create_directory(in / "sub");
     const std::string link = in / "sub/link";
     for (const auto& [target, says] : {std::pair("missing", ": this link leads to no file"),
                                        std::pair("link", ": cannot read: Too many levels of symbolic")}) {
-        std::filesystem::remove(link);
-        std::filesystem::create_symlink(target, link);
-        fails(make_shards(text + " " + in.path() + to), kExitBadInput, "make_shards: " + link + says);
+        fs::remove(link);
+        fs::create_symlink(target, link);
+        fails(text + " " + in.path() + to, kExitBadInput, "make_shards: " + link + says);
     }
-    std::filesystem::remove(link);
+    fs::remove(link);
     if (geteuid() == 0) {
         MESSAGE("skipped: root may read and write everywhere");
         return;
     }
     REQUIRE(chmod((in / "sub").c_str(), 0) == 0);
-    fails(make_shards(text + " " + in.path() + to), kExitBadInput,
-          in / "sub: cannot read: Permission denied");
+    fails(text + " " + in.path() + to, kExitBadInput, in / "sub: cannot read: Permission denied");
     REQUIRE(chmod((in / "sub").c_str(), 0755) == 0);
     REQUIRE(chmod(folder.path().c_str(), 0555) == 0);
-    fails(make_shards(text + to), kExitUsage, "cannot make or write this folder");
+    fails(text + to, kExitUsage, "cannot make or write this folder");
     REQUIRE(chmod(folder.path().c_str(), 0755) == 0);
 }
 
 TEST_CASE("make_shards: a signal ends it without a trace") {
-    TempFolder folder;
-    const std::string program = program_path(), out = folder / "t";
-    const auto wait_for = [](auto&& condition) {  // 20 seconds at most
-        for (int i = 0; i < 2000 && !condition(); i++) { usleep(10'000); }
-        return condition();
-    };
+    TempFolder folder, streams;
     int input[2];
     REQUIRE(pipe(input) == 0);
-    const pid_t pid = fork();
-    if (pid == 0) {
-        dup2(input[0], STDIN_FILENO);
-        dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
-        dup2(STDOUT_FILENO, STDERR_FILENO);
-        close(input[1]);
-        const char* arguments[] = {"make_shards", "-", "--shard-tokens", "64", "--out", out.c_str(), nullptr};
-        execv(program.c_str(), const_cast<char**>(arguments));
-        _exit(127);
-    }
+    const pid_t pid = start_prepared(
+        streams.path(), {"-", "--shard-tokens", "64", "--out", folder / "t"},
+        [&] {
+            dup2(input[0], STDIN_FILENO);
+            close(input[1]);
+        },
+        program_path("data/make_shards"));
     close(input[0]);
     CHECK(write(input[1], std::string(1000, 'x').data(), 1000) == 1000);
-    CHECK(wait_for([&] { return !std::filesystem::is_empty(folder.path()); }));
+    wait_until([&] { return !fs::is_empty(folder.path()); });
     kill(pid, SIGTERM);  // it is at work, or waits for more
-    int status = 0;
-    const bool ended = wait_for([&] { return waitpid(pid, &status, WNOHANG) != 0; });
-    CHECK(ended);
-    if (!ended) { kill(pid, SIGKILL); }
+    CHECK(finish_train(streams.path(), pid, [] { return true; }).exit_code == 128 + SIGTERM);
     close(input[1]);
-    CHECK(WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
-    CHECK(std::filesystem::is_empty(folder.path()));
+    CHECK(fs::is_empty(folder.path()));
 }
 
 TEST_CASE("make_shards: help teaches") {
-    const Run run = make_shards("--help");
-    CHECK(run.exit_code == 0);
+    const ProgramRun run = make_shards("--help");
+    check_done(run);
     for (const char* part : {"--out", "--documents", "--val-fraction", "--shard-tokens", "Examples:"}) {
-        CHECK(run.output.find(part) != std::string::npos);
+        CHECK(contains(run.out, part));
     }
     CHECK(make_shards("--help > /dev/full").exit_code == kExitSaveFailed);
 }
@@ -461,8 +411,7 @@ TEST_CASE("make_shards: help teaches") {
 TEST_CASE(
     "make_shards: a text without a space is cut between words, before a character, or before a document") {
     TempFolder folder;
-    const std::string fixture = "dev/test/fixture/bpe";
-    const Tokenizer t = Tokenizer::load(fixture);
+    const Tokenizer t = Tokenizer::load(kTokenizer);
     REQUIRE(t.encode("er").size() == 1);  // and two tokens if it is cut
     const auto repeated = [](const std::string& unit, size_t bytes) {
         std::string text;
@@ -474,16 +423,15 @@ TEST_CASE(
     const Documents lines(60, repeated("er", 300'000) + "er7\n");
     for (const Documents& documents : {Documents{words}, Documents{word}, lines}) {
         write_bytes(folder / "text", joined(documents));
-        const Run run = make_shards("--tokenizer " + fixture + " --val-fraction 0 --documents line '" +
-                                    (folder / "text") + "' --out '" + (folder / "x") + "'");
-        REQUIRE_MESSAGE(run.exit_code == kExitDone, run.output);
+        check_done(make_shards("--tokenizer " + kTokenizer + " --val-fraction 0 --documents line " +
+                               folder / "text" + " --out " + folder / "x"));
         std::vector<int> expected, found;
         for (const std::string& document : documents) {
             expected.push_back(456);
             for (int id : t.encode(document)) { expected.push_back(id); }
         }
         expected.push_back(456);
-        for (uint16_t token : TokenShard((folder / "x") + "_train_000000.bin").read_all()) {
+        for (uint16_t token : TokenShard(folder / "x_train_000000.bin").read_all()) {
             found.push_back(token);
         }
         CHECK((found == expected));
@@ -492,58 +440,202 @@ TEST_CASE(
 
 TEST_CASE("make_shards: with a tokenizer, the documents have its ids") {
     TempFolder folder;
-    const std::string fixture = "dev/test/fixture/bpe";
-    const Tokenizer t = Tokenizer::load(fixture);
-    std::string text;
-    std::vector<std::string> paragraphs;
+    const Tokenizer t = Tokenizer::load(kTokenizer);
+    Documents paragraphs;
     for (int i = 0; i < 30000; i++) {  // more than one batch, words and spaces at every place
-        paragraphs.push_back("The " + std::to_string(i * 7919) + "th line's\n  data,   of " +
-                             std::string(i % 50, 'e') + " caf\xc3\xa9.\n\n");
-        text += paragraphs.back();
+        paragraphs.push_back(fmt::format("The {}th line's\n  data,   of {} caf\xc3\xa9.\n\n", i * 7919,
+                                         std::string((size_t)i % 50, 'e')));
     }
-    write_bytes(folder / "text", text);
-    for (const char* documents : {"file", "paragraph"}) {
+    write_bytes(folder / "text", joined(paragraphs));
+    for (const std::string documents : {"file", "paragraph"}) {
         CAPTURE(documents);
-        const Run run =
-            make_shards("--tokenizer " + fixture + " --val-fraction 0.2 --documents " + documents + " '" +
-                        (folder / "text") + "' --out '" + (folder / "x") + "'");
-        CAPTURE(run.output);
-        REQUIRE(run.exit_code == kExitDone);
-        CHECK(run.output.find("--tokenizer " + fixture) != std::string::npos);
-        std::string back;
+        const ProgramRun run = make_shards("--tokenizer " + kTokenizer + " --val-fraction 0.2 --documents " +
+                                           documents + " " + folder / "text" + " --out " + folder / "x");
+        check_done(run);
+        CHECK(contains(run.out, "--tokenizer " + kTokenizer));
         std::vector<int> ids;
         std::vector<std::vector<int>> found;
-        for (const char* split : {"_train_000000.bin", "_val_000000.bin"}) {
-            const TokenShard shard((folder / "x") + split);
+        for (const char* split : {"x_train_000000.bin", "x_val_000000.bin"}) {
+            const TokenShard shard(folder / split);
             CHECK(shard.vocab_size() == 457);
             for (uint16_t token : shard.read_all()) {
                 if (token != 456) {
                     ids.push_back(token);
                 } else if (!ids.empty()) {
-                    found.push_back(std::move(ids));
-                    ids.clear();
+                    found.push_back(std::exchange(ids, {}));
                 }
             }
             CHECK(ids.empty());
         }
-        if (documents == std::string("file")) {  // one document, cut between two words
+        if (documents == "file") {  // one document, cut between two words
+            REQUIRE(found.size() == 2);
             std::vector<int> all = found[0];
             all.insert(all.end(), found[1].begin(), found[1].end());
-            CHECK(found.size() == 2);
-            CHECK((all == t.encode(text)));
-        } else {
-            REQUIRE(found.size() == paragraphs.size());
-            Bpe::Cache cache;  // t.encode() makes one for each call, of megabytes
-            for (size_t i = 0; i < found.size(); i++) {
-                std::vector<int> expected;
-                t.bpe()->encode(paragraphs[i], &cache, &expected);
-                if (found[i] != expected) { FAIL("paragraph ", i); }
-            }
+            CHECK((all == t.encode(joined(paragraphs))));
+            continue;
+        }
+        REQUIRE(found.size() == paragraphs.size());
+        Bpe::Cache cache;  // t.encode() makes one for each call, of megabytes
+        for (size_t i = 0; i < found.size(); i++) {
+            std::vector<int> expected;
+            t.bpe()->encode(paragraphs[i], &cache, &expected);
+            if (found[i] != expected) { FAIL("paragraph ", i); }
         }
     }
     write_bytes(folder / "list.bin", header_bytes({20240328, 2, 2, 1}) + std::string("\1a\3b\0c", 6));
-    const Run run = make_shards("--tokenizer '" + (folder / "list.bin") + "' '" + (folder / "text") +
-                                "' --out '" + (folder / "x") + "'");
-    CHECK(run.exit_code == kExitBadInput);
-    CHECK(run.output.find("how a text is cut") != std::string::npos);
+    check_fails(
+        make_shards("--tokenizer " + folder / "list.bin" + " " + folder / "text" + " --out " + folder / "x"),
+        kExitBadInput, "how a text is cut");
+}
+
+// ---- sets ---------------------------------------------------------------------------------------
+
+TEST_CASE("shard sets: all shards of a run are of one set, which depends on the text alone") {
+    TempFolder folder;
+    make_set(folder, "a", "twelve bytes");
+    make_set(folder, "b", "twelve bytes");
+    make_set(folder, "c", "twelve bits.");
+    auto id = [&](const std::string& name) { return TokenShard(folder / name).set_id(); };
+    for (const char* rest : {"_train_000001.bin", "_train_000002.bin", "_val_000000.bin"}) {
+        CHECK(id(std::string("a") + rest) == id("a_train_000000.bin"));
+        CHECK(same_files(folder / "a" + rest, folder / "b" + rest));
+        CHECK(id(std::string("c") + rest) != id(std::string("a") + rest));
+    }
+    CHECK(id("a_train_000000.bin") != 0);
+    CHECK(TokenShard(folder / "a_train_000001.bin").set_shards() == 3);
+    CHECK(TokenShard(folder / "a_val_000000.bin").set_shards() == 1);
+    CHECK(ShardSet(folder / "a_train_*.bin").num_missing() == 0);
+    CHECK(ShardSet(folder / "a_train_00000[12].bin").num_missing() == 1);
+    CHECK(ShardSet(folder / "?_train_*.bin").num_missing() == 0);  // three sets side by side
+}
+
+TEST_CASE("shard sets: a mixture is refused at every point of a replacement") {
+    TempFolder folder;
+    make_set(folder, "new", "twelve bytes");
+    make_set(folder, "old", "another text, longer");
+    const auto check_trains = [&](int exit_code, const char* says) {
+        const ProgramRun run = dry_run(folder, folder / "t_train_*.bin", folder / "t_val_*.bin");
+        CHECK(run.exit_code == exit_code);
+        CHECK_MESSAGE(contains(exit_code == kExitDone ? run.out : run.err, says), says, " in ", run.out,
+                      run.err);
+    };
+    const auto put = [&](const std::string& from, const std::string& rest) {
+        fs::copy_file(folder / from + rest, folder / "t" + rest, fs::copy_options::overwrite_existing);
+    };
+    const Words train = {"_train_000000.bin", "_train_000001.bin", "_train_000002.bin"};
+    for (const std::string& rest : train) { put("old", rest); }
+    put("old", "_val_000000.bin");
+    check_trains(kExitDone, "");
+    fs::remove(folder / "t_val_000000.bin");
+    for (const std::string& rest : train) {  // the order of data/make_shards
+        check_trains(kExitBadInput, rest == train[0] ? "no file matches" : "of different sets");
+        put("new", rest);
+    }
+    check_trains(kExitBadInput, "no file matches");
+    put("new", "_val_000000.bin");
+    check_trains(kExitDone, "");
+    fs::remove(folder / "t_train_000001.bin");
+    check_trains(kExitDone, "of their set 1 more are missing");
+}
+
+TEST_CASE(
+    "shard sets: validation data among the training data is noted, by its path or as a copy of its set") {
+    TempFolder folder;
+    make_set(folder, "x", "twelve bytes");
+    const std::string val = folder / "x_val_000000.bin", train = folder / "x_train_*.bin";
+    fs::create_symlink(val, folder / "link.bin");
+    fs::copy_file(val, folder / "copy.bin");
+    write_token_shard(folder / "elsewhere.bin", TokenShard(val).read_all(), 257);  // of no set
+    const auto noted = [&](const std::string& train_data, const std::string& val_data) {
+        const ProgramRun run = dry_run(folder, train_data, val_data);
+        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+        return contains(run.out, "is trained on, too");
+    };
+    CHECK_FALSE(noted(train, val));
+    CHECK_FALSE(noted(train, folder / "elsewhere.bin"));
+    CHECK(noted(folder / "x_*.bin", val));
+    CHECK(noted(folder / "x_*.bin", folder / "link.bin"));
+    CHECK(noted(folder / "x_*.bin", folder / "copy.bin"));
+    CHECK(noted(folder / "elsewhere.bin", folder / "elsewhere.bin"));
+}
+
+TEST_CASE("shard sets: what a killed run has left goes with the next") {
+    TempFolder folder;
+    pid_t ended = fork();
+    if (ended == 0) { _exit(0); }
+    waitpid(ended, nullptr, 0);
+    const std::string dead = fmt::format("t.tmp-{}-000000.bin", (int)ended);
+    const Words others = {fmt::format("t.tmp-{}-000000.bin", (int)getpid()), "t.tmp-notes",
+                          "u" + dead.substr(1)};
+    for (const std::string& name : others) { write_bytes(folder / name, "x"); }
+    write_bytes(folder / dead, "x");
+    write_bytes(folder / dead + ".tmp-1", "x");
+    make_set(folder, "t", "twelve bytes");
+    CHECK_FALSE(fs::exists(folder / dead));
+    CHECK_FALSE(fs::exists(folder / dead + ".tmp-1"));
+    for (const std::string& name : others) { CHECK(fs::exists(folder / name)); }
+}
+
+TEST_CASE("shard sets: the next command works for every name") {
+    TempFolder folder;
+    write_bytes(folder / "text", std::string(400, 'x') + "\n" + std::string(400, 'y'));
+    for (const char* name : {"plain", "it's/m", "g[1]/m", "a b/*?$x", "\\\\/m\\", "q\"uote`/x"}) {
+        CAPTURE(name);
+        ProgramRun run = make_shards(folder / "text" + " --out " + shell_word(folder / name));
+        check_done(run);
+        const size_t at = run.out.find("next: ./train_gpt2 ");
+        REQUIRE(at != std::string::npos);
+        const std::string command = "'" + train_program() + "' " + run.out.substr(at + 19);
+        run = run_train(folder.path(),
+                        {"-c", command.substr(0, command.size() - 1) + " --model d1 --seq-len 8 --dry-run"},
+                        "/bin/sh");
+        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+    }
+}
+
+TEST_CASE("shard sets: an input that a shard would replace is kept") {
+    TempFolder folder;
+    fs::create_directory(folder / "in");
+    const std::string shard = folder / "in/a_train_000000.bin", notes = folder / "in/a_train_notes.bin",
+                      to = " --out " + folder / "in/a";
+    write_bytes(notes, "notes\n");
+    write_bytes(shard, "some text\n");
+    fs::create_symlink(shard, folder / "link");
+    for (const std::string& input : {shard, folder / "in", folder / "link"}) {
+        check_fails(make_shards(input + to), kExitUsage, shard + ": this is an input, which would be lost");
+        CHECK(read_bytes(shard) == "some text\n");
+        CHECK(names_below(folder / "in") == Words{"a_train_000000.bin", "a_train_notes.bin"});
+    }
+    check_done(make_shards(notes + to));
+    CHECK(read_bytes(notes) == "notes\n");
+}
+
+TEST_CASE("make_corpus: a bad option is named, a seed of over 64 bits refused, and what is lost is said") {
+    TempFolder folder;
+    const std::string program = program_path("data/make_corpus");
+    const auto make_corpus = [&](const std::string& options) {
+        return run_train(folder.path(), words(options), program);
+    };
+    CHECK(make_corpus("--show 1 --seed 18446744073709551615").exit_code == kExitDone);
+    using Says = std::pair<const char*, const char*>;
+    for (const auto& [options, says] :
+         {Says{"--seed 18446744073709551616", "--seed: '18446744073709551616' is out of range. Expected a "},
+          Says{"--seed 1e3", "--seed: '1e3' is not a whole number. Expected a whole number, 0 to 2^64 - 1. "},
+          Says{"--seeed 1", "unknown option '--seeed'. Did you mean --seed?"}}) {
+        const ProgramRun run = make_corpus(std::string("--show 1 ") + options);
+        CHECK(run.exit_code == kExitUsage);
+        CHECK_MESSAGE(run.err.starts_with(std::string("make_corpus: ") + says), run.err);
+    }
+    // a million stories take far more than a second, and none of them can be written
+    const pid_t pid = start_prepared(
+        folder.path(), {"--show", "1000000"},
+        [] {
+            const rlimit second = {1, 1};
+            setrlimit(RLIMIT_CPU, &second);
+            dup2(open("/dev/full", O_WRONLY), STDOUT_FILENO);
+        },
+        program);
+    const ProgramRun full = finish_train(folder.path(), pid);
+    CHECK(full.exit_code == kExitSaveFailed);
+    CHECK(full.err == "make_corpus: cannot write to standard output\n");
 }

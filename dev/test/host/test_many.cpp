@@ -1,14 +1,11 @@
-// One run in many processes: the same bits whatever their number, stopped by a signal to any of them, and one
-// error message.
-#include <chrono>
+// One run in many processes: the same bits whatever their number, stopped by a signal to any of them, and one error message.
+// Ranks that are killed or stopped at random moments: test_many_faults.cpp.
 #include <csignal>
-#include <fstream>
 #include <functional>
 
 #include <doctest/doctest.h>
 
 #include "dev/test/support/many_ranks.h"
-#include "dev/test/support/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
@@ -18,9 +15,21 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// where ranks that are started one by one meet
+std::string by_options(int rank) {
+    return fmt::format("--world-size 2 --rank {} --master 127.0.0.1:{} ", rank, 21000 + getpid() % 8000);
+}
+
 struct Place : RunsOfRanks {
     ProgramRun run(const std::string& name, const std::string& more) const {
         return run_train(folder.path(), options(name, more));
+    }
+    // three ranks that have made some steps
+    pid_t start_endless(const std::string& name) const {
+        const pid_t pid = start_prepared(
+            folder.path(), options(name, "--ranks 3 --steps 1000000 --sample-every 0"), default_signals);
+        wait_until([&] { return read_log(out(name)).size() >= 3; });
+        return pid;
     }
     void check_run(const std::string& name, const std::string& more) const {
         const ProgramRun r = run(name, more);
@@ -66,27 +75,26 @@ TEST_CASE("many ranks: six groups give the same bits in 1, 2 and 3 ranks, and ot
           "rounding).\n");
     r = p.run("odd", "--steps 3 --total-batch 120 --ranks 4");
     CHECK(r.exit_code == kExitUsage);
-    CHECK_MESSAGE(r.err.find("Nearest: --total-batch 96 or 192") != std::string::npos, r.err);
+    CHECK_MESSAGE(contains(r.err, "Nearest: --total-batch 96 or 192"), r.err);
     CHECK_FALSE(fs::exists(p.out("odd")));
 }
 
 TEST_CASE("many ranks: a run goes on in another number of ranks, bit for bit") {
     Place p;
-    const std::string run = "--total-batch 192 --val-every 2 --sample-every 0 --save-every 2 --resume auto ";
-    p.check_run("straight", run + "--schedule constant --steps 6 --reduce-groups 4");
-    p.check_run("moved", run + "--schedule constant --steps 2 --ranks 4");
-    p.check_run("moved", run + "--schedule constant --steps 4");  // its groups are in its config.toml
-    p.check_run("moved", run + "--schedule constant --steps 6 --ranks 2");
-    CHECK(same_files(p.out("straight") + "/model.bin", p.out("moved") + "/model.bin"));
-    CHECK(same_files(p.out("straight") + "/step_00000006/optimizer.safetensors",
-                     p.out("moved") + "/step_00000006/optimizer.safetensors"));
+    const std::string run =
+        "--total-batch 192 --val-every 2 --sample-every 0 --save-every 2 --resume auto --schedule constant ";
+    p.check_run("straight", run + "--steps 6 --reduce-groups 4");
+    p.check_run("moved", run + "--steps 2 --ranks 4");
+    p.check_run("moved", run + "--steps 4");  // its groups are in its config.toml
+    p.check_run("moved", run + "--steps 6 --ranks 2");
+    for (const char* file : {"/model.bin", "/step_00000006/optimizer.safetensors"}) {
+        CHECK(same_files(p.out("straight") + file, p.out("moved") + file));
+    }
     // to ranks that do not divide its groups it goes by changing them, which is said
-    ProgramRun r = p.run("moved", run + "--schedule constant --steps 8 --ranks 3");
-    CHECK(r.exit_code == kExitUsage);
-    r = p.run("moved", run + "--schedule constant --steps 8 --ranks 2 --reduce-groups 2");
+    CHECK(p.run("moved", run + "--steps 8 --ranks 3").exit_code == kExitUsage);
+    const ProgramRun r = p.run("moved", run + "--steps 8 --ranks 2 --reduce-groups 2");
     CHECK(r.exit_code == kExitDone);
-    CHECK_MESSAGE(r.err.find("reduce-groups was 4, is 2 from here on: the same run but for rounding") !=
-                      std::string::npos,
+    CHECK_MESSAGE(contains(r.err, "reduce-groups was 4, is 2 from here on: the same run but for rounding"),
                   r.err);
 }
 
@@ -94,35 +102,27 @@ TEST_CASE("many ranks: by options, by torchrun's variables, and with options tha
     Place p;
     const std::string run = "--steps 2 --total-batch 192 --val-every 2 --sample-every 0 ";
     p.check_run("one", run + "--reduce-groups 2");
-    auto both = [&](const std::string& name, const std::vector<std::string>& more, bool torchrun,
-                    const char* token = nullptr) {
-        std::vector<std::string> folders;
-        std::vector<pid_t> pids;
-        const int port = 21000 + getpid() % 8000;
-        for (int rank = 0; rank < 2; rank++) {
-            folders.push_back(p.folder / fmt::format("{}{}", name, rank));
-            fs::create_directories(folders.back());
-            std::string ranks =
-                torchrun ? "" : fmt::format("--world-size 2 --rank {} --master 127.0.0.1:{} ", rank, port);
-            pids.push_back(
-                start_prepared(folders.back(), p.options(name, run + ranks + more[(size_t)rank]), [&] {
-                    if (token != nullptr) { setenv("PLUMB_TOKEN", token, 1); }
-                    if (!torchrun) { return; }
-                    setenv("RANK", rank == 0 ? "0" : "1", 1);
-                    setenv("WORLD_SIZE", "2", 1);
-                    setenv("MASTER_ADDR", "localhost", 1);
-                    setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
-                }));
+    const auto both = [&](const std::string& name, const Words& more, bool torchrun, const char* token) {
+        pid_t pids[2];
+        for (int rank : {0, 1}) {
+            const std::string own = p.folder / fmt::format("{}{}", name, rank);
+            fs::create_directories(own);
+            const std::string options = run + (torchrun ? "" : by_options(rank)) + more[(size_t)rank];
+            pids[rank] = start_prepared(own, p.options(name, options), [&] {
+                if (token != nullptr) { setenv("PLUMB_TOKEN", token, 1); }
+                if (!torchrun) { return; }
+                setenv("RANK", rank == 0 ? "0" : "1", 1);
+                setenv("WORLD_SIZE", "2", 1);
+                setenv("MASTER_ADDR", "localhost", 1);
+                setenv("MASTER_PORT", std::to_string(21000 + getppid() % 8000).c_str(), 1);
+            });
         }
-        std::vector<ProgramRun> runs;
-        for (int rank = 0; rank < 2; rank++) {
-            runs.push_back(finish_train(folders[(size_t)rank], pids[(size_t)rank]));
-        }
-        return runs;
+        return std::vector{finish_train(p.folder / (name + "0"), pids[0]),
+                           finish_train(p.folder / (name + "1"), pids[1])};
     };
     for (bool torchrun : {false, true}) {
         const std::string name = torchrun ? "torchrun" : "options";
-        const std::vector<ProgramRun> runs = both(name, {"", ""}, torchrun);
+        const std::vector<ProgramRun> runs = both(name, {"", ""}, torchrun, nullptr);
         for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitDone, r.err); }
         CHECK(runs[1].out == "");
         p.check_same("one", name, "step_00000002");
@@ -130,9 +130,7 @@ TEST_CASE("many ranks: by options, by torchrun's variables, and with options tha
     const std::vector<ProgramRun> runs = both("differ", {"", "--weight-decay 0.5"}, false, "job7");
     for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitUsage, r.err); }
     CHECK(runs[1].err == "");
-    const std::string& said = runs[0].err;
-    CHECK_MESSAGE(said.find("weight-decay = 0.5', rank 0 with 'weight-decay = 0'") != std::string::npos,
-                  said);
+    CHECK_MESSAGE(contains(runs[0].err, "weight-decay = 0.5', rank 0 with 'weight-decay = 0'"), runs[0].err);
 }
 
 namespace {
@@ -158,9 +156,8 @@ struct TwoDisks {
             const char* sizes = contains(more, "--model") ? "" : "--layers 1 --heads 1 --channels 16 ";
             const std::string options = fmt::format(
                 "--train-data train.bin --val-data val.bin --seq-len 12 --batch 2 --sample-every 0 "
-                "--quiet --schedule constant --lr 0.001 --warmup 0 --comm-timeout 60 {}--world-size 2 "
-                "--master 127.0.0.1:{} --rank {} ",
-                sizes, 21000 + getpid() % 8000, rank);
+                "--quiet --schedule constant --lr 0.001 --warmup 0 --comm-timeout 60 {}{}",
+                sizes, by_options(rank));
             const auto prepare = [&] {
                 (void)!chdir(disk.c_str());
                 if (rank == 1) { setenv("OMP_NUM_THREADS", threads, 1); }
@@ -184,23 +181,26 @@ struct TwoDisks {
 TEST_CASE("many ranks: what a rank reads must be what rank 0 reads") {
     TwoDisks p;
     const std::string run = "--steps 3 --out new ";
-    SUBCASE("other tokens") {
-        write_token_shard(p.folder / "b/train.bin", learnable_tokens(40, 3, 9), 257);
-        p.check_refused("training data of train.bin than rank 0: shard 1: found train.bin of ", run);
-    }
-    SUBCASE("one edited token") {
-        p.tokens[p.tokens.size() - 3] ^= 1;
+    const auto write = [&](const char* split, std::vector<uint16_t> tokens) {
+        write_token_shard(p.folder / "b/" + split + ".bin", tokens, 257);
+        const bool train = split == std::string("train");
+        p.check_refused(fmt::format("{} data of {}.bin than rank 0: shard 1: found {}.bin of ",
+                                    train ? "training" : "validation", split, split),
+                        run);
+    };
+    const auto change_end = [&](const std::string& file) {
+        std::string bytes = read_bytes(p.folder / file);
+        bytes[bytes.size() - 4] ^= 1;
+        write_bytes(p.folder / file, bytes);
+    };
+    SUBCASE("other tokens, one edited token or fewer of them, and other validation data") {
+        write("train", learnable_tokens(40, 3, 9));
+        std::vector<uint16_t> edited = p.tokens;
+        edited[edited.size() - 3] ^= 1;
+        write("train", edited);
+        write("train", {p.tokens.begin(), p.tokens.end() - 40});
         write_token_shard(p.folder / "b/train.bin", p.tokens, 257);
-        p.check_refused("training data of train.bin than rank 0: shard 1: found train.bin of ", run);
-    }
-    SUBCASE("fewer tokens") {
-        p.tokens.resize(p.tokens.size() - 40);
-        write_token_shard(p.folder / "b/train.bin", p.tokens, 257);
-        p.check_refused("training data of train.bin than rank 0: shard 1: found train.bin of ", run);
-    }
-    SUBCASE("other validation data") {
-        write_token_shard(p.folder / "b/val.bin", learnable_tokens(6, 3, 9), 257);
-        p.check_refused("validation data of val.bin than rank 0: shard 1: found val.bin of ", run);
+        write("val", learnable_tokens(6, 3, 9));
     }
     SUBCASE("no val.json") {
         write_bytes(p.folder / "a/val.json", R"({"entropy_nats_per_token": 0.2, "probes": {}})");
@@ -214,9 +214,7 @@ TEST_CASE("many ranks: what a rank reads must be what rank 0 reads") {
                         "--steps 3 --resume auto --out run");
     }
     SUBCASE("another model to begin with") {
-        std::string bytes = read_bytes(p.folder / "b/run/model.bin");
-        bytes[bytes.size() - 4] ^= 1;
-        write_bytes(p.folder / "b/run/model.bin", bytes);
+        change_end("b/run/model.bin");
         p.check_refused("weights in run/model.bin than rank 0: found XXH3 ", run + "--model run/model.bin");
     }
     SUBCASE("another model in Hugging Face's files") {
@@ -224,9 +222,7 @@ TEST_CASE("many ranks: what a rank reads must be what rank 0 reads") {
             fs::copy(p.folder / "a/run/step_00000002", p.folder / disk);
             fs::remove(p.folder / disk + "/MANIFEST");
         }
-        std::string bytes = read_bytes(p.folder / "b/hf/model.safetensors");
-        bytes[bytes.size() - 4] ^= 1;
-        write_bytes(p.folder / "b/hf/model.safetensors", bytes);
+        change_end("b/hf/model.safetensors");
         p.check_refused("weights in hf than rank 0: found XXH3 ", run + "--model hf");
     }
     SUBCASE("another number of threads") {
@@ -279,13 +275,8 @@ TEST_CASE(
     Place p;
     const auto start = [&](const std::string& name, int rank, const std::string& more) {
         fs::create_directories(p.folder / name);
-        return start_prepared(
-            p.folder / name,
-            p.options("run", fmt::format("--steps 2 --total-batch 48 --world-size 2 --rank {} --master "
-                                         "127.0.0.1:{} ",
-                                         rank, 21000 + getpid() % 8000) +
-                                 more),
-            [] {});
+        return start_train(p.folder / name,
+                           p.options("run", "--steps 2 --total-batch 48 " + by_options(rank) + more));
     };
     const pid_t left = start("left", 1, "--weight-decay 0.5 --comm-timeout 100");
     wait_until([&] {
@@ -300,10 +291,10 @@ TEST_CASE(
     CHECK(finish_train(p.folder / "taken", taken).exit_code == kExitPeerLost);
     CHECK(contains(read_bytes(p.folder / "taken/stderr"), "waiting: port "));
     const pid_t one = start("one", 1, "");
-    ProgramRun r = finish_train(p.folder / "one", one);
-    CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
-    r = finish_train(p.folder / "zero", zero);
-    CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+    for (const auto& [name, pid] : {std::pair{"one", one}, {"zero", zero}}) {
+        const ProgramRun r = finish_train(p.folder / name, pid);
+        CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+    }
     CHECK_FALSE(has_ended(left));
     kill(left, SIGTERM);
     CHECK(finish_train(p.folder / "left", left).exit_code == 128 + SIGTERM);
@@ -350,9 +341,7 @@ TEST_CASE("many ranks: a signal to the launcher or to any rank saves once and en
     for (int target : {-1, 0, 2}) {
         const std::string name = fmt::format("run{}", target);
         CAPTURE(name);
-        pid_t pid = start_prepared(
-            p.folder.path(), p.options(name, "--ranks 3 --steps 1000000 --sample-every 0"), default_signals);
-        wait_until([&] { return read_log(p.out(name)).size() >= 3; });
+        const pid_t pid = p.start_endless(name);
         const std::vector<pid_t> ranks = ranks_of(pid);
         REQUIRE(ranks.size() == 3);
         kill(target < 0 ? pid : ranks[(size_t)target], SIGTERM);
@@ -368,17 +357,14 @@ TEST_CASE("many ranks: a signal to the launcher or to any rank saves once and en
 
 TEST_CASE("many ranks: USR1 to the launcher, which passes it on to every rank, saves once") {
     Place p;
-    pid_t pid = start_prepared(
-        p.folder.path(), p.options("usr1", "--ranks 3 --steps 1000000 --sample-every 0"), default_signals);
-    wait_until([&] { return read_log(p.out("usr1")).size() >= 3; });
+    const pid_t pid = p.start_endless("usr1");
     const auto saved = [&] {
-        const Words names = names_below(p.out("usr1"));
-        return std::count_if(names.begin(), names.end(),
-                             [](const std::string& n) { return n.starts_with("step_"); });
+        return std::ranges::count_if(names_below(p.out("usr1")),
+                                     [](const std::string& n) { return n.starts_with("step_"); });
     };
     kill(pid, SIGUSR1);
     wait_until([&] { return saved() > 0; });
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // each rank has told rank 0 by then
+    usleep(1'500'000);  // each rank has told rank 0 by then
     kill(pid, SIGTERM);
     CHECK(finish_train(p.folder.path(), pid).exit_code == kExitPreempted);
     CHECK(saved() == 2);

@@ -1,10 +1,24 @@
-// Models and checkpoints that lie where a run or an export writes: a run replaces only what it has exported itself.
+// What a program writes over: of several runs that start at once in a folder one trains; a run replaces only what it has
+// exported itself; no link, device or pipe is written through.
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cerrno>
+#include <csignal>
 #include <filesystem>
 #include <string>
 
 #include <doctest/doctest.h>
 
+#include "dev/test/support/many_ranks.h"
 #include "dev/test/support/train_program.h"
+#include "llmc/host/files/file_io.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;
@@ -123,4 +137,182 @@ TEST_CASE(
     CHECK_MESSAGE(contains(both.err, "are both in this folder. Name the one to use"), both.err);
     CHECK(p.run({"eval", p.path("hf/model.safetensors"), "--data", p.path("train.bin")}).exit_code ==
           kExitDone);
+}
+
+// ---- one process a run folder ------------------------------------------------------------------
+
+TEST_CASE("run lock: of five that start at once in one folder one trains, and the others name it") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    for (const char* state : {"new", "with the lock file of a run that was killed"}) {
+        CAPTURE(state);
+        fs::remove(folder / "run/log.jsonl");
+        std::vector<pid_t> pids;
+        for (int i = 0; i < 5; i++) {
+            fs::create_directories(folder / std::to_string(i));
+            pids.push_back(start_train(
+                folder / std::to_string(i),
+                tiny_run(folder.path(), "--steps 1000000 --quiet --sample-every 0 --out " + folder / "run")));
+        }
+        wait_until([&] { return std::ranges::count_if(pids, has_ended) >= 4; });
+        const auto winner = std::ranges::find_if_not(pids, has_ended);
+        REQUIRE(winner != pids.end());
+        const std::string who = fmt::format("process {} on ", (int)*winner);
+        kill(*winner, SIGKILL);
+        for (size_t i = 0; i < pids.size(); i++) {
+            const ProgramRun r = finish_train(folder / std::to_string(i), pids[i]);
+            if (pids[i] == *winner) { continue; }
+            CHECK_MESSAGE(r.exit_code == kExitUsage, r.err);
+            CHECK_MESSAGE(contains(r.err, who), who, " in ", r.err);
+        }
+    }
+}
+
+TEST_CASE("run lock: held while it lives, and by whoever comes next") {
+    TempFolder folder;
+    {
+        RunLock lock;
+        CHECK_FALSE(lock.taken());
+        lock.take(folder.path());
+        CHECK(lock.taken());
+        RunLock second;
+        check_error(error_of([&] { second.take(folder.path()); }), kExitUsage,
+                    {folder.path(), fmt::format("process {} on", (int)getpid()), "another --out"});
+        fs::remove(folder / ".lock");  // by hand: from here on the name stands for another file
+        CHECK(error_of([&] { lock.require_held(); }).exit_code == kExitSaveFailed);
+        second.take(folder.path());
+        CHECK(second.taken());
+        second.require_held();
+        check_error(error_of([&] { lock.require_held(); }), kExitSaveFailed,
+                    {folder.path(), "another file", "--resume auto --out FOLDER"});
+    }
+    CHECK(fs::file_size(folder / ".lock") == 0);
+    RunLock next;
+    next.take(folder.path());
+    CHECK(next.taken());
+    RunLock nowhere;
+    check_error(error_of([&] { nowhere.take(folder / "missing"); }), kExitUsage,
+                {folder / "missing/.lock", "cannot make or write"});
+}
+
+TEST_CASE("run lock: a link under a name that can be foreseen leads nobody to the file behind it") {
+    TempFolder folder;
+    write_bytes(folder / "victim", "precious");
+    fs::create_symlink("victim", folder / ".lock");
+    RunLock lock;
+    check_error(error_of([&] { lock.take(folder.path()); }), kExitUsage, {folder / ".lock", "It is a link"});
+    const std::string mine = folder / fmt::format("f.tmp-{}", (int)getpid());
+    fs::create_symlink("victim", mine);
+    write_text_file(folder / "f", "text");
+    CHECK(read_bytes(folder / "f") == "text");
+    CHECK(read_bytes(folder / "victim") == "precious");
+    CHECK(fs::is_symlink(mine));
+}
+
+TEST_CASE(
+    "run lock: a run whose folder was moved, or whose .lock was removed, ends and writes nothing there") {
+    for (bool moves : {true, false}) {
+        CAPTURE(moves);
+        TempFolder folder;
+        write_tiny_data(folder.path());
+        const std::string run = folder / "run", moved = folder / "moved";
+        const pid_t pid = start_train(folder.path(), tiny_run(folder.path(),
+                                                              "--steps 4000 --quiet --sample-every 0 "
+                                                              "--save-every 20 --keep 2 --out " +
+                                                                  run));
+        wait_until([&] { return fs::exists(run + "/step_00000020"); });
+        moves ? fs::rename(run, moved) : (void)fs::remove(run + "/.lock");
+        const ProgramRun ended = finish_train(folder.path(), pid);
+        CHECK_MESSAGE(ended.exit_code == kExitSaveFailed, ended.err);
+        CHECK_MESSAGE(contains(ended.err, run + ": its .lock is gone"), ended.err);
+        CHECK_FALSE(fs::exists(run + "/.lock"));
+        CHECK((!moves || !fs::exists(run + "/model.bin")));
+        const ProgramRun used = run_train(folder.path(), {"generate", moves ? moved : run, "--tokens", "1"});
+        CHECK_MESSAGE(used.exit_code == kExitDone, used.err);  // what was saved is whole
+    }
+}
+
+TEST_CASE("run lock: runs that start in the same second without --out have folders of their own") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    const std::string program = fs::absolute(train_program());
+    std::vector<pid_t> pids;
+    for (int i = 0; i < 3; i++) {
+        fs::create_directories(folder / std::to_string(i));
+        pids.push_back(start_prepared(
+            folder / std::to_string(i), tiny_run(folder.path(), "--steps 1 --sample-every 0"),
+            [&] { (void)!chdir(folder.path().c_str()); }, program));
+    }
+    for (int i = 0; i < 3; i++) {
+        const ProgramRun run = finish_train(folder / std::to_string(i), pids[(size_t)i]);
+        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+    }
+    const Words runs = names_below(folder / "runs");
+    CHECK(runs.size() == 3);
+    for (const std::string& run : runs) { CHECK(fs::exists(folder / ("runs/" + run + "/step_00000001"))); }
+}
+
+TEST_CASE("file writer: a folder, a pipe or the standard output is never replaced") {
+    TempFolder folder;
+    fs::create_directory(folder / "folder");
+    REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
+    fs::create_symlink("pipe", folder / "link");
+    fs::create_symlink("/proc/self/fd/1", folder / "stdout");
+    for (const char* name : {"folder", "pipe", "link", "stdout"}) {
+        CAPTURE(name);
+        const auto type = fs::symlink_status(folder / name).type();
+        check_error(error_of([&] { FileWriter(folder / name).commit(); }), kExitUsage,
+                    {name, "expected a file"});
+        CHECK(fs::symlink_status(folder / name).type() == type);
+    }
+    fs::create_symlink("free", folder / "dangling");
+    FileWriter(folder / "dangling").commit();
+    FileWriter(folder / "dangling").commit();
+    CHECK(names_below(folder.path()) == Words{"dangling", "folder", "link", "pipe", "stdout"});
+}
+
+TEST_CASE("writable folder: where no folder can be looked at, up to the root, that is an error and no loop") {
+    const pid_t pid = fork();
+    if (pid == 0) {  // from here on stat(2) and its kin find nothing
+        alarm(10);
+        sock_filter filter[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_newfstatat, 2, 0),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_statx, 1, 0),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EIO)};
+        sock_fprog program = {std::size(filter), filter};
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) { _exit(77); }
+        _exit(error_of([] { make_writable_folder("/plumb/not/there"); }).exit_code);
+    }
+    int status = 0;
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) { return; }  // this system takes no filters
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == kExitUsage);
+}
+
+TEST_CASE("run lock: a temporary file is removed by the next writer, unless its own is at work") {
+    TempFolder folder;
+    const std::string path = folder / "f", mine = path + fmt::format(".tmp-{}", (int)getpid());
+    auto is_locked = [](const std::string& name) {  // as another process would find it
+        const int fd = open(name.c_str(), O_RDWR | O_CLOEXEC);
+        REQUIRE(fd >= 0);
+        const bool locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        close(fd);
+        return locked;
+    };
+    for (const char* name : {"f.tmp-1", "f.tmp-1x", "ff.tmp-1"}) { write_bytes(folder / name, "half"); }
+    const int at_work = open((path + ".tmp-1").c_str(), O_RDWR | O_CLOEXEC);
+    REQUIRE(flock(at_work, LOCK_EX) == 0);
+    {
+        FileWriter writer(path);
+        CHECK(is_locked(mine));
+        CHECK(fs::exists(path + ".tmp-1"));
+        close(at_work);
+        FileWriter(folder / "g").commit();  // of another file
+        CHECK(fs::exists(path + ".tmp-1"));
+        writer.commit();
+    }
+    FileWriter(path).commit();
+    CHECK(names_below(folder.path()) == Words{"f", "f.tmp-1x", "ff.tmp-1", "g"});
 }

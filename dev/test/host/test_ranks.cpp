@@ -1,13 +1,29 @@
-// Which rank a process is: what options, launchers' variables and this program's own launcher say, in that
-// order.
+// The processes of a job: which rank one is, by options, launchers' variables and this program's own launcher, in that order;
+// how they meet, and that what they then say to each other arrives; which of them the watchdog finds at fault, and that it
+// ends the job then.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <functional>
+#include <future>
 #include <map>
+#include <numeric>
+#include <optional>
 #include <string>
+#include <thread>
 
 #include <doctest/doctest.h>
 
-#include "dev/test/support/test_files.h"
+#include "dev/test/support/many_ranks.h"
+#include "llmc/host/ranks/comm.h"
 #include "llmc/host/ranks/ranks.h"
+#include "llmc/host/ranks/rendezvous.h"
+#include "llmc/host/ranks/watchdog.h"
+#include "llmc/model/cpu/gradient_sums.h"
 
 using namespace llmc;
 
@@ -172,8 +188,8 @@ TEST_CASE("ranks: hosts, ports and tokens") {
     CHECK(first_host("node[07-09,12],login") == "node07");
     CHECK(first_host("node[3,5]") == "node3");
     CHECK(first_host("login,node[07-09]") == "login");
-    CHECK(first_host("alone") == "alone");
     CHECK(first_host("node[12]") == "node12");
+    CHECK(first_host("alone") == "alone");
 }
 
 TEST_CASE("ranks: what cannot be is refused, and the variable or option named") {
@@ -206,9 +222,9 @@ TEST_CASE("ranks: how many this process starts") {
         o.program = program, o.gpus = gpus, o.ranks = ranks;
         return ranks_to_start(o, of({}), devices);
     };
-    CHECK(started(Program::kCpu, "", 0, 0) == 0);
-    CHECK(started(Program::kCpu, "", 1, 0) == 0);
-    CHECK(started(Program::kCpu, "", 4, 0) == 4);
+    for (auto [ranks, started_here] : {std::pair{0, 0}, {1, 0}, {4, 4}}) {
+        CHECK(started(Program::kCpu, "", ranks, 0) == started_here);
+    }
     CHECK(started(Program::kGpu, "2", 0, 8) == 2);
     CHECK(started(Program::kGpu, "all", 0, 8) == 8);
     CHECK(started(Program::kGpu, "all", 0, 1) == 0);
@@ -217,14 +233,439 @@ TEST_CASE("ranks: how many this process starts") {
     four.ranks = 4;
     CHECK(ranks_to_start(four, of({{"PLUMB_RANK", "1"}}), 0) == 0);  // it has been started
     CHECK(ranks_to_start(four, of(kTorchrun), 0) == 4);
-    auto refused = [&](Program program, const std::string& gpus, int ranks, const std::string& what) {
+    for (const auto& [program, gpus, ranks, what] : {std::tuple{Program::kCpu, "2", 0, "--ranks N"},
+                                                     {Program::kGpu, "3", 0, "CUDA_VISIBLE_DEVICES"},
+                                                     {Program::kGpu, "two", 0, "--gpus=two"},
+                                                     {Program::kGpu, "0", 0, "--gpus=0"},
+                                                     {Program::kGpu, "2", 2, "one or the other"}}) {
         check_error(error_of([&] { started(program, gpus, ranks, 2); }), kExitUsage, {what});
-    };
-    refused(Program::kCpu, "2", 0, "--ranks N");
-    refused(Program::kGpu, "3", 0, "CUDA_VISIBLE_DEVICES");
-    refused(Program::kGpu, "two", 0, "--gpus=two");
-    refused(Program::kGpu, "0", 0, "--gpus=0");
-    refused(Program::kGpu, "2", 2, "one or the other");
+    }
     four.world_size = 4;
     check_error(error_of([&] { ranks_to_start(four, of({}), 0); }), kExitUsage, {"--world-size"});
+}
+
+// ---- how they meet -----------------------------------------------------------------------------
+
+namespace {
+
+struct Met {
+    std::optional<std::vector<Peer>> peers;
+    Error error{0, ""};
+};
+
+std::future<Met> meeting(const Ranks& ranks, int timeout_s = 20) {
+    return std::async(std::launch::async, [=] {
+        Met met;
+        met.error = error_of([&] { met.peers = meet(ranks, timeout_s); });
+        return met;
+    });
+}
+
+// rank 0 that has to listen by itself
+Ranks without_listener(Ranks ranks) {
+    close(std::exchange(ranks.listener, -1));
+    return ranks;
+}
+
+void check_together(std::vector<std::future<Met>> all) {
+    std::vector<Met> met;
+    for (auto& one : all) { met.push_back(one.get()); }
+    const size_t n = met.size();
+    for (size_t r = 0; r < n; r++) {
+        CAPTURE(r);
+        REQUIRE_MESSAGE(met[r].peers, met[r].error.what());
+        for (size_t s = r == 0 ? 1 : 0; s < (r == 0 ? n : 1); s++) {  // rank 0 and each other
+            const int say = (int)(10 * r + s);
+            CHECK((*met[r].peers)[s].data.send_all(&say, sizeof(say)));
+            CHECK((*met[r].peers)[s].control.send_all(&say, sizeof(say)));
+        }
+    }
+    for (size_t r = 0; r < n; r++) {
+        for (size_t s = r == 0 ? 1 : 0; s < (r == 0 ? n : 1); s++) {
+            int heard[2] = {-1, -1};
+            CHECK((*met[r].peers)[s].data.receive_all(&heard[0], sizeof(int)));
+            CHECK((*met[r].peers)[s].control.receive_all(&heard[1], sizeof(int)));
+            for (int h : heard) { CHECK(h == (int)(10 * s + r)); }
+        }
+        CHECK(met[r].peers->front().who.find(fmt::format("process {}", (int)getpid())) != std::string::npos);
+    }
+}
+
+// a job of threads: what each does with its Comm
+template <typename Body>
+void in_ranks(int size, Body body) {
+    MeetingPlace place;
+    std::vector<std::future<void>> all;
+    for (int rank = 0; rank < size; rank++) {
+        all.push_back(std::async(std::launch::async, [&, rank] {
+            const auto comm = join_ranks(place.ranks(rank, size), 60, "test");
+            body(*comm);
+        }));
+    }
+    for (auto& one : all) { one.get(); }
+}
+
+}  // namespace
+
+TEST_CASE("rendezvous: ranks meet in whatever order they come") {
+    for (int size : {2, 3, 5}) {
+        MeetingPlace place;
+        std::vector<std::future<Met>> all((size_t)size);
+        for (int rank = size - 1; rank >= 0; rank--) {
+            all[(size_t)rank] = meeting(place.ranks(rank, size));
+            if (rank == size - 1) { usleep(20'000); }
+        }
+        check_together(std::move(all));
+    }
+}
+
+TEST_CASE("rendezvous: strangers are let go, and hold nobody up") {
+    MeetingPlace place;
+    std::vector<Socket> silent;
+    for (int i = 0; i < 20; i++) { silent.push_back(place.connected()); }
+    const std::string noise = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + std::string(1000, 'x');
+    silent[3].send_all(noise.data(), noise.size());
+    silent[4].send_all(noise.data(), 10);
+    silent[5] = Socket();
+    std::vector<std::future<Met>> all;
+    all.push_back(meeting(place.ranks(0, 2)));
+    auto old = meeting(place.ranks(1, 2, "another job"), 1);
+    const Met refused = old.get();
+    check_error(refused.error, kExitPeerLost, {"rank 1 cannot reach rank 0", "another job"});
+    all.push_back(meeting(place.ranks(1, 2)));
+    check_together(std::move(all));
+}
+
+TEST_CASE("rendezvous: five hundred mute connections neither delay a start nor prevent it") {
+    MeetingPlace place;
+    std::vector<Socket> mute;
+    for (int i = 0; i < 400; i++) { mute.push_back(place.connected()); }
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<std::future<Met>> all;
+    all.push_back(meeting(place.ranks(0, 2)));
+    usleep(300'000);
+    for (int i = 0; i < 100; i++) { mute.push_back(place.connected()); }
+    all.push_back(meeting(place.ranks(1, 2)));
+    check_together(std::move(all));
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
+}
+
+TEST_CASE("rendezvous: ranks of one host listen to that host alone") {
+    MeetingPlace place;
+    const Ranks first = without_listener(place.ranks(0, 3));
+    place.listener = Socket();
+    std::vector<std::future<Met>> all;
+    all.push_back(meeting(first));
+    all.push_back(meeting(place.ranks(1, 3)));
+    usleep(500'000);  // for the third they wait
+    int listening = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        int yes = 0;
+        sockaddr_storage at = {};
+        socklen_t size = sizeof(yes), length = sizeof(at);
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &yes, &size) != 0 || yes == 0) { continue; }
+        listening++;
+        getsockname(fd, (sockaddr*)&at, &length);
+        CHECK(at.ss_family == AF_INET);
+        CHECK(((sockaddr_in*)&at)->sin_addr.s_addr == htonl(INADDR_LOOPBACK));
+    }
+    CHECK(listening == 1);
+    all.push_back(meeting(place.ranks(2, 3)));
+    check_together(std::move(all));
+}
+
+TEST_CASE("rendezvous: doubles and ranks of other numbers are refused") {
+    MeetingPlace place;
+    std::vector<std::future<Met>> all;
+    all.push_back(meeting(place.ranks(0, 3)));
+    all.push_back(meeting(place.ranks(1, 3)));
+    usleep(300'000);
+    check_error(meeting(place.ranks(1, 3)).get().error, kExitUsage, {"two processes are rank 1 of 3"});
+    check_error(meeting(place.ranks(1, 2)).get().error, kExitUsage, {"is one of 3", "rank 1 of 2"});
+    all.push_back(meeting(place.ranks(2, 3)));
+    check_together(std::move(all));
+}
+
+TEST_CASE("rendezvous: who does not come is named") {
+    MeetingPlace place;
+    auto second = meeting(place.ranks(2, 4), 3);
+    check_error(meeting(place.ranks(0, 4), 1).get().error, kExitPeerLost,
+                {"of 4 ranks, rank 1, 3:", fmt::format("127.0.0.1:{}, in 1 s", place.port)});
+    check_error(second.get().error, kExitPeerLost, {"rank 0", "ended while the ranks met"});
+    Ranks nobody = place.ranks(1, 2);
+    nobody.port = 1;
+    check_error(meeting(nobody, 1).get().error, kExitPeerLost, {"127.0.0.1:1", "refused"});
+    nobody.host = "no-such-host.invalid";
+    check_error(meeting(nobody, 1).get().error, kExitPeerLost, {"no-such-host.invalid:1"});
+    const Ranks taken = without_listener(place.ranks(0, 2));  // the port is `place`'s
+    check_error(meeting(taken, 1).get().error, kExitPeerLost, {"cannot be listened at", "MASTER_PORT"});
+}
+
+TEST_CASE("comm: what is gathered, told and exchanged") {
+    for (int size : {1, 2, 4}) {
+        in_ranks(size, [&](Comm& comm) {
+            const std::vector<int64_t> begins = shares(1'000'003, 1 << 16, size);
+            std::vector<float> whole((size_t)begins.back(), -1.0f), expected((size_t)begins.back());
+            std::iota(expected.begin(), expected.end(), 0.0f);
+            const auto me = (size_t)comm.rank();
+            std::copy(expected.begin() + begins[me], expected.begin() + begins[me + 1],
+                      whole.begin() + begins[me]);
+            std::vector<float> gathered = whole;
+            comm.gather("gathered", gathered.data(), begins);
+            CHECK((gathered == (comm.root() ? expected : whole)));
+            comm.all_gather("all", whole.data(), begins);
+            CHECK((whole == expected));
+            CHECK(comm.text_from_root("text", comm.root() ? "of rank 0" : "") == "of rank 0");
+            CHECK(comm.text_from_root("text", "") == "");
+            CHECK(comm.root_says("yes", comm.root()));
+            CHECK_FALSE(comm.root_says("no", !comm.root()));
+        });
+    }
+}
+
+// A chunk in the middle is so large that each of those added after it is lost, but not those before it.
+TEST_CASE("gradient sums of many ranks: the norm's bits are those of one rank") {
+    GPT2Config c;
+    c.max_seq_len = 33, c.vocab_size = 500, c.padded_vocab_size = 512;
+    c.num_layers = 23, c.num_heads = 2, c.channels = 86;
+    std::vector<float> grads((size_t)ParameterLayout(c).size(), 1);
+    std::fill_n(grads.begin() + 20 * kNormChunk, kNormChunk, 1.3e8f);
+    for (bool muon : {false, true}) {
+        CAPTURE(muon);
+        double norm = 0;
+        for (int size : {1, 2, 3, 6}) {
+            in_ranks(size, [&](Comm& comm) {
+                std::vector<float> mine = grads;
+                GradientSums sums(StateShares(c, {.muon = muon, .ranks = size, .groups = 6}), &comm);
+                for (int k = 0; k < sums.groups_here(); k++) { sums.add(mine, k == 0); }
+                const double found = sums.norm();
+                if (size == 1) { norm = found; }
+                CHECK(norm > 0);
+                CHECK(found == norm);
+            });
+        }
+    }
+}
+
+TEST_CASE("comm: shares end on chunks and cover all") {
+    using Borders = std::vector<int64_t>;
+    CHECK((shares(10, 4, 2) == Borders{0, 4, 10}));
+    CHECK((shares(10, 4, 5) == Borders{0, 0, 4, 4, 8, 10}));
+    CHECK((shares(0, 4, 2) == Borders{0, 0, 0}));
+}
+
+// ---- the watchdog ------------------------------------------------------------------------------
+
+namespace {
+
+const std::vector<std::string> kWho = {"rank 0 (a)", "rank 1 (b)", "rank 2 (c)"};
+
+// waiting_ms: -1 = it has returned from the call
+RankReport report(int64_t calls, const char* what, int64_t waiting_ms, int64_t silent_ms = 0) {
+    RankReport r;
+    r.step = 7;
+    r.calls = calls, r.inside = waiting_ms >= 0;
+    r.waiting_ms = std::max<int64_t>(0, waiting_ms);
+    r.what = what;
+    r.silent_ms = silent_ms;
+    return r;
+}
+
+void check_says(std::vector<RankReport> ranks, std::initializer_list<const char*> parts) {
+    for (size_t r = 0; r < ranks.size(); r++) { ranks[r].who = kWho[r]; }
+    const std::string why = judge(ranks, 3000);
+    if (parts.size() == 0) { CHECK(why == ""); }
+    for (const std::string part : parts) { CHECK_MESSAGE(contains(why, part), part, " in ", why); }
+}
+
+}  // namespace
+
+TEST_CASE("watchdog: as long as all is well it says nothing") {
+    check_says({report(5, "gradients", 10), report(5, "gradients", 20, 400), report(4, "losses", -1)}, {});
+    // each computes for longer than the timeout; and one is done
+    check_says({report(5, "x", -1), report(5, "x", -1, 3000), report(5, "x", -1)}, {});
+    RankReport done = report(9, "x", -1, 9000);
+    done.done = 1, done.gone = true;
+    check_says({report(9, "x", -1), done, report(9, "x", -1)}, {});
+}
+
+TEST_CASE("watchdog: a rank that is gone, silent or late is named, with step and call") {
+    RankReport gone = report(5, "gradients", 10, 299);
+    gone.gone = true;
+    check_says({report(5, "gradients", 10), gone, report(5, "gradients", 10)}, {});
+    gone.silent_ms = 300;
+    check_says({report(5, "gradients", 10), gone, report(5, "gradients", 10)},
+               {"rank 1 (b) is gone", "Rank 0 was at step 7, in 'gradients'"});
+    check_says({report(5, "gradients", 10), report(5, "losses", -1), report(5, "gradients", 10, 3001)},
+               {"rank 2 (c) has given no sign for 3 s", "stopped", "at step 7, in 'gradients'"});
+    check_says({report(5, "gradients", 100), report(4, "losses", -1), report(5, "gradients", 3001, 100)},
+               {"rank 1 (b) keeps rank 2 (c) waiting for 3 s", "after 'losses'", "in 'gradients'"});
+    check_says({report(4, "losses", -1), report(5, "gradients", 3001), report(5, "gradients", 10)},
+               {"rank 0 (a) keeps rank 1 (b) waiting"});
+    // one has done its part of the call, or all are in it
+    check_says({report(5, "gradients", 3001), report(5, "gradients", 3002), report(5, "gradients", -1)},
+               {"'gradients' does not end on rank 1 (b) for 3 s", "though all ranks have come"});
+}
+
+namespace {
+
+struct Ended {
+    std::vector<int> codes;  // by rank
+    std::string said;        // by all on stderr
+};
+
+// Stands between rank 1 and rank 0, and turns over a bit of what comes behind kMark.
+class Proxy {
+public:
+    static constexpr const char* kMark = "the next byte is damaged:";
+
+    explicit Proxy(const MeetingPlace& root) : root_(root) {}
+    // After the last fork: a child would never get a lock of the allocator's that this thread held meanwhile.
+    void start() {
+        thread_ = std::thread([this] {
+            while (!ends_) {
+                for (size_t i = 0; i < sockets_.size(); i++) { pass_on(sockets_[i], sockets_[i ^ 1]); }
+                pollfd listener = {here_.listener.fd(), POLLIN, 0};
+                if (poll(&listener, 1, 1) <= 0) { continue; }
+                sockets_.emplace_back(accept(here_.listener.fd(), nullptr, nullptr));
+                sockets_.push_back(root_.connected());
+            }
+        });
+    }
+    ~Proxy() {
+        ends_ = true;
+        thread_.join();
+    }
+    int port() const { return here_.port; }
+
+private:
+    static void pass_on(Socket& from, Socket& to) {
+        char bytes[4096];
+        const ssize_t got = recv(from.fd(), bytes, sizeof(bytes), MSG_DONTWAIT);
+        if (got == 0) { shutdown(to.fd(), SHUT_WR); }
+        if (got <= 0) { return; }
+        const std::string_view all(bytes, (size_t)got), mark = kMark;
+        const size_t at = all.find(mark);
+        if (at < all.size() - mark.size()) { bytes[at + mark.size()] ^= 4; }
+        to.send_all(bytes, (size_t)got);
+    }
+
+    const MeetingPlace& root_;
+    MeetingPlace here_;
+    std::vector<Socket> sockets_;  // rank 1's connections, each before the one to rank 0 that goes with it
+    std::atomic<bool> ends_ = false;
+    std::thread thread_;
+};
+
+// a job of copies of this process, of which each does this with its Comm and then ends with 0
+Ended end_of_job(int size, const std::function<void(Comm&)>& body, bool through_proxy = false) {
+    TempFolder folder;
+    MeetingPlace place;
+    std::optional<Proxy> proxy;
+    if (through_proxy) { proxy.emplace(place); }
+    const std::string err = folder / "err";
+    std::vector<pid_t> pids;
+    for (int rank = 0; rank < size; rank++) {
+        pids.push_back(fork());
+        if (pids.back() != 0) { continue; }
+        dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
+        {
+            Ranks ranks = place.ranks(rank, size);
+            if (rank == 1 && proxy) { ranks.port = proxy->port(); }
+            const auto comm = join_ranks(ranks, 1, "test");
+            comm->at_step(7);
+            try {
+                body(*comm);
+            } catch (const Error& e) {
+                if (!comm->fail(e.exit_code, e.what())) { std::fprintf(stderr, "%s\n", e.what()); }
+                _exit(e.exit_code);
+            }
+        }
+        _exit(0);
+    }
+    if (proxy) { proxy->start(); }
+    Ended ended;
+    for (pid_t pid : pids) {
+        int status = 0;
+        REQUIRE(waitpid(pid, &status, 0) == pid);
+        ended.codes.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+    }
+    ended.said = read_bytes(err);
+    return ended;
+}
+
+void check_ended(const Ended& ended, const std::vector<int>& codes,
+                 std::initializer_list<const char*> parts) {
+    CHECK_MESSAGE(ended.codes == codes, ended.said);
+    for (const std::string part : parts) {
+        CHECK_MESSAGE(contains(ended.said, part), part, " in ", ended.said);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("watchdog: a rank that is stuck, stopped or killed ends the job") {
+    for (int culprit : {0, 2}) {
+        const std::string name = fmt::format("rank {} (process", culprit);
+        auto job = [&](auto fault) {
+            return end_of_job(3, [&](Comm& comm) {
+                comm.root_says("first", true);
+                if (comm.rank() == culprit) { fault(); }
+                std::vector<float> all(3);
+                comm.all_gather("second", all.data(), {0, 1, 2, 3});
+            });
+        };
+        check_ended(job([] { usleep(20'000'000); }), {6, 6, 6},
+                    {name.c_str(), "waiting for 1 s", "at step 7, after 'first'"});
+        std::vector<int> codes = {6, 6, 6};
+        codes[(size_t)culprit] = 128 + SIGKILL;
+        check_ended(job([] { raise(SIGKILL); }), codes,
+                    {name.c_str(), "is gone: killed", "at step 7, in 'second'"});
+    }
+    check_ended(end_of_job(2, [](Comm& comm) { comm.root_says("first", true); }), {0, 0}, {});
+    // whoever takes its time is not stuck
+    check_ended(end_of_job(2,
+                           [](Comm& comm) {
+                               comm.take_time(comm.root());
+                               if (comm.root()) { usleep(2'000'000); }
+                               comm.root_says("first", true);
+                           }),
+                {0, 0}, {});
+}
+
+TEST_CASE("watchdog: what is not as it was sent, or of another call, ends the job") {
+    const std::string text = std::string("ABCDEFGH") + Proxy::kMark + "value";
+    for (int sender : {0, 1}) {
+        const auto tells = [&](Comm& comm) {
+            comm.root_says("first", true);
+            std::string all = comm.rank() == sender ? text : std::string(text.size(), ' ');
+            const auto size = (int64_t)text.size();
+            comm.all_gather("second", all.data(), {0, sender == 0 ? size : 0, size});
+        };
+        const auto signs = [&](Comm& comm) {
+            if (comm.rank() == sender) { comm.enter(Proxy::kMark); }
+            usleep(700'000);
+            comm.leave();
+        };
+        const std::string who = fmt::format("rank {} (process", sender);
+        check_ended(end_of_job(2, tells, true), {6, 6},
+                    {("from " + who).c_str(),
+                     "comes 'second', call 2, of 38 bytes, with other bits than were sent", "found XXH3"});
+        check_ended(end_of_job(2, signs, true), {6, 6},
+                    {("what the watchdog of " + who).c_str(), "has arrived with other bits"});
+    }
+    // of a call's head, which a sign of the watchdog's does not hold as far
+    const std::string long_name = std::string(20, '.') + Proxy::kMark;
+    const auto says = [&](Comm& comm) { comm.root_says(long_name.c_str(), true); };
+    check_ended(end_of_job(2, says, true), {6, 6}, {"ranks disagree: from rank", "call 1, of"});
+    // of three ranks the second leaves out a call
+    const auto skips = [&](Comm& comm) {
+        comm.root_says("first", true);
+        char all[3] = {'a', 'a', 'a'};
+        if (comm.rank() != 1) { comm.gather("second", all, {0, 1, 2, 3}); }
+        comm.gather("third", all, {0, 1, 2, 3});
+    };
+    check_ended(end_of_job(3, skips), {6, 6, 6},
+                {"ranks disagree: from rank 1 (process", "comes 'third', call 2, of 1 bytes",
+                 "expected 'second', call 2, of 1 bytes"});
 }

@@ -19,46 +19,57 @@
 
 using namespace llmc;
 
-// ---- schedule ----------------------------------------------------------------------------------
+namespace {
+
+constexpr Decay kDecays[] = {Decay::kConstant, Decay::kCosine, Decay::kLinear, Decay::kWsd};
+
+// the root of a machine's files
+struct Root : TempFolder {
+    void file(const std::string& name, const std::string& text) const {
+        std::filesystem::create_directories(std::filesystem::path(*this / name).parent_path());
+        write_bytes(*this / name, text);
+    }
+};
+
+}  // namespace
 
 TEST_CASE("shell words: what a shell reads is the text") {
-    CHECK(shell_word("runs/a_b-1.x/config.toml") == "runs/a_b-1.x/config.toml");
-    CHECK(shell_word("my runs") == "'my runs'");
-    CHECK(shell_word("data/*.bin") == "'data/*.bin'");
+    for (const char* plain : {"runs/a_b-1.x/config.toml", "-"}) { CHECK(shell_word(plain) == plain); }
+    for (const char* text : {"my runs", "data/*.bin", ""}) {
+        CHECK(shell_word(text) == fmt::format("'{}'", text));
+    }
     CHECK(shell_word("it's") == "'it'\\''s'");
-    CHECK(shell_word("") == "''");
 }
+
+// ---- schedule ----------------------------------------------------------------------------------
 
 TEST_CASE("schedule: warm-up, middle and end of the four kinds") {
     Schedule s{.kind = Decay::kConstant, .peak = 2.0, .final_fraction = 0.1, .warmup = 10, .steps = 110};
-    for (Decay kind : {Decay::kConstant, Decay::kCosine, Decay::kLinear, Decay::kWsd}) {
+    for (Decay kind : kDecays) {
         CAPTURE(text_of(kind));
         s.kind = kind;
         CHECK(s(0) == doctest::Approx(0.2));   // one tenth of the way up, never 0
         CHECK(s(9) == doctest::Approx(2.0));   // the last step of the warm-up
         CHECK(s(10) == doctest::Approx(2.0));  // and the first after it
+        if (kind == Decay::kConstant) { continue; }
+        CHECK(s(109) >= 0.2);  // the end: at most one step's share above the lowest
+        CHECK(s(109) <= 0.2 + 1.8 / 20);
+        CHECK(s(110) == doctest::Approx(0.2));
+        CHECK(s(100000) == doctest::Approx(0.2));  // a run that goes on stays there
     }
-    auto at = [&](Decay kind, int64_t step) {
+    const auto at = [&](Decay kind, int64_t step) {
         s.kind = kind;
         return s(step);
     };
-    CHECK(at(Decay::kConstant, 60) == 2.0);
-    CHECK(at(Decay::kConstant, 109) == 2.0);
-    CHECK(at(Decay::kCosine, 60) == doctest::Approx(1.1));  // halfway between 2 and 0.2
-    CHECK(at(Decay::kLinear, 60) == doctest::Approx(1.1));
+    for (int64_t step : {60, 109}) { CHECK(at(Decay::kConstant, step) == 2.0); }
+    for (Decay kind : {Decay::kCosine, Decay::kLinear}) {
+        CHECK(at(kind, 60) == doctest::Approx(1.1));  // halfway between 2 and 0.2
+    }
     CHECK(at(Decay::kLinear, 35) == doctest::Approx(2.0 - 1.8 / 4));
     CHECK(at(Decay::kCosine, 35) == doctest::Approx(0.2 + 1.8 * (1 + std::sqrt(0.5)) / 2));
     CHECK(at(Decay::kWsd, 60) == 2.0);  // stable up to 80 % of 110 = 88
     CHECK(at(Decay::kWsd, 88) == doctest::Approx(2.0));
     CHECK(at(Decay::kWsd, 99) == doctest::Approx(0.2 + 1.8 * (1 - std::sqrt(0.5))));
-    for (Decay kind : {Decay::kCosine, Decay::kLinear,
-                       Decay::kWsd}) {  // the end: at most one step's share above the lowest
-        CAPTURE(text_of(kind));
-        CHECK(at(kind, 109) >= 0.2);
-        CHECK(at(kind, 109) <= 0.2 + 1.8 / 20);
-        CHECK(at(kind, 110) == doctest::Approx(0.2));
-        CHECK(at(kind, 100000) == doctest::Approx(0.2));  // a run that goes on stays there
-    }
 }
 
 TEST_CASE("schedule: wsd falls before the end, in few steps too") {
@@ -74,7 +85,7 @@ TEST_CASE("schedule: wsd falls before the end, in few steps too") {
 }
 
 TEST_CASE("schedule: never negative, never above the peak, never up again after the warm-up") {
-    for (Decay kind : {Decay::kConstant, Decay::kCosine, Decay::kLinear, Decay::kWsd}) {
+    for (Decay kind : kDecays) {
         for (double final_fraction : {0.0, 0.1, 1.0}) {
             for (auto [warmup, steps] : {std::pair{0, 1}, {0, 50}, {7, 50}, {50, 50}, {80, 50}, {1, 2}}) {
                 Schedule s{kind, 3e-4, final_fraction, warmup, steps};
@@ -193,22 +204,24 @@ TEST_CASE("philox: moments of normal and uniform numbers, and no two streams ali
     // standard errors: mean 1, variance sqrt(2), third sqrt(15), fourth moment sqrt(96), uniform sqrt(1/12),
     // over sqrt(n)
     const double sigma = 1 / std::sqrt(n);
-    CHECK(std::fabs(moments[0]) < 5 * sigma);
-    CHECK(std::fabs(moments[1] - 1) < 5 * std::sqrt(2) * sigma);
-    CHECK(std::fabs(moments[2]) < 5 * std::sqrt(15) * sigma);
-    CHECK(std::fabs(moments[3] - 3) < 5 * std::sqrt(96) * sigma);
+    const double expected[4] = {0, 1, 0, 3}, variance[4] = {1, 2, 15, 96};
+    for (int k = 0; k < 4; k++) {
+        CHECK(std::fabs(moments[k] - expected[k]) < 5 * std::sqrt(variance[k]) * sigma);
+    }
     CHECK(std::fabs(uniform - 0.5) < 5 * std::sqrt(1.0 / 12) * sigma);
     CHECK(to_uniform(0xffffffff) == 1 - 0x1p-24);
 
     const auto base = random_bits(1, RandomUse::kInit, 0, 0, 0);
     CHECK(base == random_bits(1, RandomUse::kInit, 0, 0, 0));
-    CHECK(base != random_bits(2, RandomUse::kInit, 0, 0, 0));
-    CHECK(base != random_bits(1ull + (1ull << 32), RandomUse::kInit, 0, 0, 0));
+    for (uint64_t seed : {uint64_t{2}, 1 + (uint64_t{1} << 32)}) {
+        CHECK(base != random_bits(seed, RandomUse::kInit, 0, 0, 0));
+    }
     CHECK(base != random_bits(1, RandomUse::kSampling, 0, 0, 0));
     CHECK(base != random_bits(1, RandomUse::kInit, 1, 0, 0));
     CHECK(base != random_bits(1, RandomUse::kInit, 0, 1, 0));
-    CHECK(base != random_bits(1, RandomUse::kInit, 0, 0, 1));
-    CHECK(base != random_bits(1, RandomUse::kInit, 0, 0, 1ull << 32));
+    for (int64_t i : {int64_t{1}, int64_t{1} << 32}) {
+        CHECK(base != random_bits(1, RandomUse::kInit, 0, 0, i));
+    }
 }
 
 // ---- the table of parameters -------------------------------------------------------------------
@@ -227,12 +240,9 @@ TEST_CASE("parameters: GPT-2's published sizes") {
 }
 
 TEST_CASE("parameters: in memory no two tensors overlap, each is aligned, a block is one range") {
-    GPT2Config odd{.max_seq_len = 7,
-                   .vocab_size = 5,
-                   .padded_vocab_size = 64,
-                   .num_layers = 3,
-                   .num_heads = 1,
-                   .channels = 3};
+    GPT2Config odd;
+    odd.max_seq_len = 7, odd.vocab_size = 5, odd.padded_vocab_size = 64;
+    odd.num_layers = 3, odd.num_heads = 1, odd.channels = 3;
     for (const GPT2Config& c : {GPT2Config{}, odd}) {
         CAPTURE(c.channels);
         ParameterLayout layout(c);
@@ -244,10 +254,8 @@ TEST_CASE("parameters: in memory no two tensors overlap, each is aligned, a bloc
                 CHECK_MESSAGE(begin % 64 == 0,
                               fmt::format("{} of layer {} begins at {}", kTensors[t].name, l, begin));
                 bool inside = begin >= block && ranges.back().second <= block + layout.block_size();
-                CHECK_MESSAGE((!kTensors[t].per_layer || inside),
-                              fmt::format("{} of layer {}", kTensors[t].name, l));
-                CHECK_MESSAGE((!kTensors[t].per_layer || l == 0 ||
-                               begin - layout.offset(t, l - 1) == layout.block_size()),
+                const bool apart = l == 0 || begin - layout.offset(t, l - 1) == layout.block_size();
+                CHECK_MESSAGE((!kTensors[t].per_layer || (inside && apart)),
                               fmt::format("{} of layer {}", kTensors[t].name, l));
             }
         }
@@ -267,57 +275,49 @@ TEST_CASE("parameters: in memory no two tensors overlap, each is aligned, a bloc
 }
 
 TEST_CASE("cores: a container's quota of time, rounded up") {
-    TempFolder root;
-    const auto file = [&](const std::string& name, const std::string& text) {
-        std::filesystem::create_directories(std::filesystem::path(root / name).parent_path());
-        write_bytes(root / name, text);
-    };
+    Root root;
     const int all = usable_cores();
-    file("proc/self/cgroup", "0::/job/step\n");
-    file("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
+    root.file("proc/self/cgroup", "0::/job/step\n");
+    root.file("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
     CHECK(usable_cores(root.path()) == all);
-    file("sys/fs/cgroup/job/cpu.max", "150000 100000\n");
+    root.file("sys/fs/cgroup/job/cpu.max", "150000 100000\n");
     CHECK(usable_cores(root.path()) == std::min(all, 2));
-    file("sys/fs/cgroup/cpu.max", "20000 50000\n");
+    root.file("sys/fs/cgroup/cpu.max", "20000 50000\n");
     CHECK(usable_cores(root.path()) == 1);
-    file("proc/self/cgroup", "3:cpuset:/x\n4:cpu,cpuacct:/docker/abc\n0::/\n");
-    file("sys/fs/cgroup/cpu.max", "max 100000\n");
-    file("sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "-1\n");
-    file("sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000\n");
+    root.file("proc/self/cgroup", "3:cpuset:/x\n4:cpu,cpuacct:/docker/abc\n0::/\n");
+    root.file("sys/fs/cgroup/cpu.max", "max 100000\n");
+    root.file("sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "-1\n");
+    root.file("sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000\n");
     CHECK(usable_cores(root.path()) == all);
-    file("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n");
-    file("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    root.file("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n");
+    root.file("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
     CHECK(usable_cores(root.path()) == 1);
 }
 
 TEST_CASE("host memory: what the machine has free, or less, as a container's limit says") {
-    TempFolder root;
-    const auto file = [&](const std::string& name, const std::string& text) {
-        std::filesystem::create_directories(std::filesystem::path(root / name).parent_path());
-        write_bytes(root / name, text);
-    };
+    Root root;
     CHECK(available_memory() > 0);
     CHECK(available_memory(root.path()) == -1);
-    file("proc/meminfo", "MemTotal:   90 kB\nHugePages_Total: 0\nMemAvailable:   50 kB\n");
+    root.file("proc/meminfo", "MemTotal:   90 kB\nHugePages_Total: 0\nMemAvailable:   50 kB\n");
     CHECK(available_memory(root.path()) == 50 * 1024);
 
-    file("proc/self/cgroup", "0::/job/step\n");
-    file("sys/fs/cgroup/job/step/memory.max", "max\n");
-    file("sys/fs/cgroup/job/step/memory.current", "7000\n");
+    root.file("proc/self/cgroup", "0::/job/step\n");
+    root.file("sys/fs/cgroup/job/step/memory.max", "max\n");
+    root.file("sys/fs/cgroup/job/step/memory.current", "7000\n");
     CHECK(available_memory(root.path()) == 50 * 1024);
-    file("sys/fs/cgroup/job/memory.max", "20000\n");
-    file("sys/fs/cgroup/job/memory.current", "9000\n");
+    root.file("sys/fs/cgroup/job/memory.max", "20000\n");
+    root.file("sys/fs/cgroup/job/memory.current", "9000\n");
     CHECK(available_memory(root.path()) == 11000);
-    file("sys/fs/cgroup/job/memory.stat", "anon 500\ninactive_file 3000\nactive_file 50\n");
-    CHECK(available_memory(root.path()) == 14050);  // what was read can go
-    file("sys/fs/cgroup/memory.max", "9000\n");     // a container's own is the topmost that it sees
-    file("sys/fs/cgroup/memory.current", "9500\n");
+    root.file("sys/fs/cgroup/job/memory.stat", "anon 500\ninactive_file 3000\nactive_file 50\n");
+    CHECK(available_memory(root.path()) == 14050);    // what was read can go
+    root.file("sys/fs/cgroup/memory.max", "9000\n");  // a container's own is the topmost that it sees
+    root.file("sys/fs/cgroup/memory.current", "9500\n");
     CHECK(available_memory(root.path()) == 0);
 
-    file("proc/self/cgroup", "3:cpuset:/\n4:memory:/docker/abc\n0::/\n");
+    root.file("proc/self/cgroup", "3:cpuset:/\n4:memory:/docker/abc\n0::/\n");
     std::filesystem::remove(root / "sys/fs/cgroup/memory.max");
-    file("sys/fs/cgroup/memory/memory.limit_in_bytes", "30000\n");
-    file("sys/fs/cgroup/memory/memory.usage_in_bytes", "20000\n");
-    file("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 500\n");
+    root.file("sys/fs/cgroup/memory/memory.limit_in_bytes", "30000\n");
+    root.file("sys/fs/cgroup/memory/memory.usage_in_bytes", "20000\n");
+    root.file("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 500\n");
     CHECK(available_memory(root.path()) == 10500);
 }

@@ -1,6 +1,6 @@
-// GPT-2's byte-pair encoding: the ids of a frozen set of texts are tiktoken's; every text of bytes comes
-// back; the public file formats are read, written and, where they are damaged or mean another tokenizer,
-// refused.
+// Tokenizers. GPT-2's byte-pair encoding: the ids of a frozen set of texts are tiktoken's, every text of bytes comes back, and
+// the public files are read, written and, where they are damaged or mean another tokenizer, refused. Bytes as tokens; the file
+// of texts alone; what is printed. All exact.
 #include <random>
 #include <sstream>
 #include <string>
@@ -16,14 +16,6 @@ using namespace llmc;
 namespace {
 
 const std::string kFixture = "dev/test/fixture/bpe";
-
-std::string from_hex(const std::string& hex) {
-    std::string bytes;
-    for (size_t i = 0; i + 1 < hex.size(); i += 2) {
-        bytes += (char)std::stoi(hex.substr(i, 2), nullptr, 16);
-    }
-    return bytes;
-}
 
 std::string decode_all(const Tokenizer& t, const std::vector<int>& ids) {
     std::string text;
@@ -60,20 +52,17 @@ struct Case {
     std::vector<int> ids;
 };
 
-std::vector<Case> cases() {
-    std::istringstream in(read_bytes(kFixture + "/cases.txt"));
-    std::vector<Case> all;
-    for (std::string line; std::getline(in, line);) {
-        if (line.starts_with('#')) { continue; }
-        std::istringstream words(line);
-        std::string hex;
-        words >> hex;
-        Case c = {from_hex(hex), {}};
-        for (int id; words >> id;) { c.ids.push_back(id); }
-        all.push_back(c);
+// a line of the frozen set: a text in hexadecimal digits, and its ids
+Case case_of(const std::string& line) {
+    std::istringstream words(line);
+    std::string hex;
+    words >> hex;
+    Case c;
+    for (size_t i = 0; i + 1 < hex.size(); i += 2) {
+        c.text += (char)std::stoi(hex.substr(i, 2), nullptr, 16);
     }
-    REQUIRE(all.size() == 194);
-    return all;
+    for (int id; words >> id;) { c.ids.push_back(id); }
+    return c;
 }
 
 }  // namespace
@@ -82,18 +71,24 @@ TEST_CASE("bpe: the ids of a frozen set of texts are tiktoken's") {
     const Tokenizer t = Tokenizer::load(kFixture);
     CHECK(t.vocab_size() == 457);
     CHECK(t.end_of_text() == 456);
-    for (const Case& c : cases()) {
+    int cases = 0;
+    std::istringstream in(read_bytes(kFixture + "/cases.txt"));
+    for (std::string line; std::getline(in, line);) {
+        if (line.starts_with('#')) { continue; }
+        const Case c = case_of(line);
         CAPTURE(c.text);
         CHECK(t.encode(c.text) == c.ids);
         CHECK(decode_all(t, c.ids) == c.text);
+        cases++;
     }
+    CHECK(cases == 194);
     for (int id : t.encode("x<|endoftext|>y")) { CHECK(id != 456); }  // in a text it is text
 }
 
 TEST_CASE("bpe: random bytes come back, with every kind of word") {
     const Tokenizer t = Tokenizer::load(kFixture);
     std::mt19937 random(3);
-    for (int i = 0; i < 3000; i++) {
+    for (int i = 0; i < 500; i++) {
         const std::string text = random_text(&random, i % 2 == 0);
         if (decode_all(t, t.encode(text)) != text) { FAIL("lost bytes of text ", i); }
     }
@@ -102,26 +97,31 @@ TEST_CASE("bpe: random bytes come back, with every kind of word") {
 
 TEST_CASE("bpe: words") {
     using Words = std::vector<std::string>;
-    CHECK(bpe_words("We'll  go, it's 42x") == Words{"We", "'ll", " ", " go", ",", " it", "'s", " 42", "x"});
-    CHECK(bpe_words("We'll go") == Words{"We", "'ll", " go"});
-    CHECK(bpe_words("a  b") == Words{"a", " ", " b"});
-    CHECK(bpe_words("a \n b") == Words{"a", " \n", " b"});
-    CHECK(bpe_words("a\n\nb") == Words{"a", "\n", "\n", "b"});
-    CHECK(bpe_words("a  ") == Words{"a", "  "});
-    CHECK(bpe_words("!'s") == Words{"!'", "s"});
-    CHECK(bpe_words(" 's") == Words{" '", "s"});
-    CHECK(bpe_words("it'S") == Words{"it", "'", "S"});
-    CHECK(bpe_words("x1\xc2\xbd?") == Words{"x", "1\xc2\xbd", "?"});        // one half is a number
-    CHECK(bpe_words("\xc2\xa0 x") == Words{"\xc2\xa0", " x"});              // a no-break space
-    CHECK(bpe_words("\xff\xfe x\xff") == Words{"\xff\xfe", " x", "\xff"});  // not UTF-8: none of the classes
-    CHECK(bpe_words("\xe4\xb8\xad\xe4") == Words{"\xe4\xb8\xad", "\xe4"});  // cut off
-    CHECK(bpe_words(" \xcc\x81") == Words{" \xcc\x81"});                    // a mark is no letter
+    for (const Words& words : {
+             Words{"We", "'ll", " ", " go", ",", " it", "'s", " 42", "x"},
+             {"a", " ", " b"},
+             {"a", " \n", " b"},
+             {"a", "\n", "\n", "b"},
+             {"a", "  "},
+             {"!'", "s"},
+             {" '", "s"},
+             {"it", "'", "S"},
+             {"x", "1\xc2\xbd", "?"},     // one half is a number
+             {"\xc2\xa0", " x"},          // a no-break space
+             {"\xff\xfe", " x", "\xff"},  // not UTF-8: none of the classes
+             {"\xe4\xb8\xad", "\xe4"},    // cut off
+             {" \xcc\x81"},               // a mark is no letter
+         }) {
+        std::string text;
+        for (const std::string& word : words) { text += word; }
+        CHECK(bpe_words(text) == words);
+    }
 }
 
 TEST_CASE("bpe: where a text may be cut, its words do not change") {
     std::mt19937 random(4);
     int cuts = 0;
-    for (int i = 0; i < 2000; i++) {
+    for (int i = 0; i < 500; i++) {
         const std::string text = random_text(&random, true);
         const std::vector<std::string> whole = bpe_words(text);
         for (size_t at = 0; at <= text.size(); at++) {
@@ -132,7 +132,7 @@ TEST_CASE("bpe: where a text may be cut, its words do not change") {
             if (parts != whole) { FAIL("a cut at ", at, " changes the words of ", text); }
         }
     }
-    CHECK(cuts > 1000);
+    CHECK(cuts > 250);
 }
 
 TEST_CASE("bpe: a word of more than 1 MiB is cut before a character") {
@@ -295,4 +295,70 @@ TEST_CASE("bpe: damaged files, and tokenizers of another kind, are refused") {
         check_error(error_of([&] { Tokenizer::load(folder / "vocab.json"); }), kExitBadInput, {part});
     }
     check_error(error_of([&] { Tokenizer::load(kFixture + "/.."); }), kExitBadInput, {"no tokenizer"});
+}
+
+TEST_CASE("tokenizer: bytes") {
+    const Tokenizer t = Tokenizer::bytes();
+    CHECK(t.vocab_size() == 257);
+    CHECK(t.end_of_text() == 256);
+    CHECK(t.decode(256) == "<|endoftext|>");
+    std::string text;
+    for (int round = 0; round < 3; round++) {
+        for (int byte = 0; byte < 256; byte++) { text += (char)(byte * 7 + round); }
+    }
+    text += "<|endoftext|>";  // in a text it is a text
+    std::string back;
+    for (int id : t.encode(text)) {
+        CHECK(id < 256);
+        back += t.decode(id);
+    }
+    CHECK(back == text);
+    CHECK(t.encode("").empty());
+    for (int id : {-1, 257}) {
+        CHECK(error_of([&] { t.decode(id); }).exit_code == kExitUsage);
+    }
+}
+
+TEST_CASE("tokenizer: what is printed cannot drive a terminal") {
+    const Tokenizer t = Tokenizer::bytes();
+    using Printed = std::pair<std::string, std::string>;
+    for (const auto& [text, printed] :
+         {Printed{"a\n\t", "a\n\t"}, Printed{std::string("\x1b\r\0\x7f\xff", 5), "\\x1b\\x0d\\x00\\x7f\\xff"},
+          Printed{"caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82"},
+          Printed{"\xed\x9f\xbf\xf4\x8f\xbf\xbf", "\xed\x9f\xbf\xf4\x8f\xbf\xbf"},
+          Printed{"\x1b[2J\xc2\x9b"
+                  "2J",
+                  "\\x1b[2J\\xc2\\x9b2J"},                               // both are "clear the screen"
+          Printed{"\xc3", "\\xc3"}, Printed{"\xc3(", "\\xc3("},          // cut off
+          Printed{"\xc0\x8a\xe0\x80\x8a", "\\xc0\\x8a\\xe0\\x80\\x8a"},  // overlong newlines
+          Printed{"\xed\xa0\x80\xf4\x90\x80\x80", "\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80"}}) {
+        CHECK(t.printable(t.encode(text)) == printed);
+    }
+    CHECK(t.printable({'a', 256}) == "a<|endoftext|>");
+}
+
+TEST_CASE("tokenizer file: version 2 says what ends a text, version 1 means GPT-2's") {
+    TempFolder folder;
+    const std::string path = folder / "tokenizer.bin";
+    const std::string longest(255, 'x');
+    const std::string tokens = std::string("\1a\3b\0c", 6) + "\xff" + longest;
+    write_bytes(path, header_bytes({20240328, 2, 3, 1}) + tokens);
+    const Tokenizer t = Tokenizer::load(path);
+    CHECK(t.vocab_size() == 3);
+    CHECK(t.end_of_text() == 1);
+    CHECK(t.decode(0) == "a");
+    CHECK(t.decode(1) == std::string("b\0c", 3));
+    CHECK(t.decode(2) == longest);
+    CHECK(t.printable({1}) == "b\\x00c");
+    check_error(error_of([&] { (void)t.encode("a"); }), kExitUsage, {"prompt", "tokenizer.json"});
+
+    write_bytes(path, header_bytes({20240328, 1, 3, 1}) + tokens);
+    CHECK(Tokenizer::load(path).end_of_text() == -1);
+    for (int vocab : {50256, 50257, 50258}) {
+        std::string many;
+        for (int id = 0; id < vocab; id++) { many += "\1t"; }
+        write_bytes(path, header_bytes({20240328, 1, vocab}) + many);
+        CHECK(Tokenizer::load(path).vocab_size() == vocab);
+        CHECK(Tokenizer::load(path).end_of_text() == (vocab > 50256 ? 50256 : -1));
+    }
 }

@@ -1,4 +1,5 @@
-// Tests of the data loader: shards, the training order, validation rows. All exact.
+// The data loader: shards, with a header or, where --raw-tokens says so, without (as nanoGPT's prepare.py writes them); the
+// training order; validation rows. All exact.
 #include <unistd.h>
 #include <algorithm>
 #include <filesystem>
@@ -11,7 +12,7 @@
 
 #include <doctest/doctest.h>
 
-#include "dev/test/support/test_files.h"
+#include "dev/test/support/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
 
 using namespace llmc;
@@ -19,6 +20,8 @@ using namespace llmc;
 namespace {
 
 using Tokens = std::vector<uint16_t>;
+using Align = ValidationData::Align;
+using Rows = std::vector<std::vector<int32_t>>;
 
 // n tokens in ascending order from `first`: a token tells where it stands
 Tokens ascending(int n, int first) {
@@ -43,24 +46,14 @@ std::vector<int32_t> row_of(const Batch& batch, int r) {
 
 // rows [first, first + count), read in batches of B
 template <typename Source>
-std::vector<std::vector<int32_t>> rows_of(const Source& source, int64_t first, int count, int B) {
-    std::vector<std::vector<int32_t>> rows;
+Rows rows_of(const Source& source, int64_t first, int count, int B) {
+    Rows rows;
     Batch batch;
     for (int64_t at = first; at < first + count; at += B) {
         source.read(at, B, &batch);
         for (int r = 0; r < B && (int)rows.size() < count; r++) { rows.push_back(row_of(batch, r)); }
     }
     return rows;
-}
-
-bool is_permutation_of(int64_t n, uint64_t seed, uint64_t epoch) {
-    std::vector<bool> seen((size_t)n, false);
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t to = permuted(i, n, seed, epoch);
-        if (to < 0 || to >= n || seen[(size_t)to]) { return false; }
-        seen[(size_t)to] = true;
-    }
-    return true;
 }
 
 }  // namespace
@@ -106,20 +99,20 @@ TEST_CASE("shard set: patterns, order and what is missing") {
     CHECK(ShardSet(folder / "odd[1].bin").num_tokens() == 3);  // a name, though it reads as a pattern
     const ShardSet set(folder / "s_*.bin");
     CHECK(set.shards()[1].path() == folder / "s_001.bin");
-    CHECK(set.shard_of(99) == 0);
-    CHECK(set.shard_of(100) == 1);
-    CHECK(set.shard_of(105) == 2);
+    for (auto [token, shard] : {std::pair{99, 0}, {100, 1}, {105, 2}}) {
+        CHECK(set.shard_of(token) == shard);
+    }
     Tokens two(2), three(3);
     set.read(103, two);
     CHECK(two[1] == 104);
     CHECK(error_of([&] { set.read(103, three); }).exit_code == kExitUsage);  // into the next shard
 
-    check_error(error_of([&] { ShardSet(folder / "none*.bin"); }), kExitBadInput,
-                {folder / "none*.bin", "no file matches", "data/make_shards"});
-    check_error(error_of([&] { ShardSet("nowhere/at/all.bin"); }), kExitBadInput,
-                {"nowhere/at/all.bin", "no file matches", "data/make_shards"});
-    for (const char* sample : {"data/sample/none.bin", "./data/sample/none*", "/no/data/sample/none.bin"}) {
-        check_error(error_of([&] { ShardSet{sample}; }), kExitBadInput, {sample, "make data/sample"});
+    for (const auto& [pattern, says] : {std::pair{folder / "none*.bin", "data/make_shards"},
+                                        {"nowhere/at/all.bin", "data/make_shards"},
+                                        {"data/sample/none.bin", "make data/sample"},
+                                        {"./data/sample/none*", "make data/sample"},
+                                        {"/no/data/sample/none.bin", "make data/sample"}}) {
+        check_error(error_of([&] { ShardSet{pattern}; }), kExitBadInput, {pattern, "no file matches", says});
     }
     check_error(error_of([&] { ShardSet(folder.path()); }), kExitBadInput, {folder.path(), "a folder"});
 }
@@ -128,25 +121,30 @@ TEST_CASE("shard set: vocabularies that disagree") {
     TempFolder folder;
     write_token_shard(folder / "a.bin", ascending(50, 0), 257);
     write_bytes(folder / "b.bin", header_bytes({20240520, 1, 50}) + token_bytes(ascending(50, 0)));
-    const Error training = error_of([&] { DataLoader(folder / "*.bin", 4, 1); });
-    check_error(training, kExitBadInput, {folder / "a.bin", folder / "b.bin", "257", "50257"});
-    const Error validation =
-        error_of([&] { ValidationData(folder / "*.bin", 4, ValidationData::Align::kWindow, 256, -1); });
-    check_error(validation, kExitBadInput, {folder / "a.bin", folder / "b.bin", "257", "50257"});
+    for (const Error& error : {error_of([&] { DataLoader(folder / "*.bin", 4, 1); }), error_of([&] {
+                                   ValidationData(folder / "*.bin", 4, Align::kWindow, 256, -1);
+                               })}) {
+        check_error(error, kExitBadInput, {folder / "a.bin", folder / "b.bin", "257", "50257"});
+    }
 }
 
 // ---- the training order ------------------------------------------------------------------------
 
 TEST_CASE("permutation: each number once, for every size") {
-    for (int64_t n = 1; n <= 130; n++) {
-        CAPTURE(n);
-        CHECK(is_permutation_of(n, 42, (uint64_t)n % 3));
-    }
+    std::vector<int64_t> sizes = {251, 1009, 10007, 65521, 104729};  // primes
+    for (int64_t n = 1; n <= 130; n++) { sizes.push_back(n); }
     for (int64_t power = 256; power <= 65536; power *= 2) {
-        CAPTURE(power);
-        for (int64_t n : {power - 1, power, power + 1}) { CHECK(is_permutation_of(n, 7, 1)); }
+        for (int64_t n : {power - 1, power, power + 1}) { sizes.push_back(n); }
     }
-    for (int64_t prime : {251, 1009, 10007, 65521, 104729}) { CHECK(is_permutation_of(prime, 1, 0)); }
+    for (int64_t n : sizes) {
+        CAPTURE(n);
+        std::vector<bool> seen((size_t)n, false);
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t to = permuted(i, n, 42, (uint64_t)n % 3);
+            REQUIRE((to >= 0 && to < n && !seen[(size_t)to]));
+            seen[(size_t)to] = true;
+        }
+    }
 }
 
 TEST_CASE("permutation: sizes up to 2^62 stay inside and do not repeat") {
@@ -270,7 +268,7 @@ TEST_CASE("a token id outside the vocabulary is named with file and place, in tr
         bad++;
     }
     CHECK(bad == 1);  // token 37 is in the window of 36 to 40 only
-    const ValidationData validation(folder / "*.bin", 4, ValidationData::Align::kWindow, 0, -1);
+    const ValidationData validation(folder / "*.bin", 4, Align::kWindow, 0, -1);
     const int rows = (int)validation.num_rows();
     check_error(error_of([&] { rows_of(validation, 0, rows, 5); }), kExitBadInput, says);
 }
@@ -301,7 +299,7 @@ TEST_CASE("shards of 2^31 - 1 tokens: places beyond 2 and 4 GiB") {
         loader.read(row, 1, &batch);
         CHECK(batch.tokens[0] == (window < windows ? 'a' : 'b'));
     }
-    const ValidationData validation(folder / "*.bin", T, ValidationData::Align::kWindow, 256, -1);
+    const ValidationData validation(folder / "*.bin", T, Align::kWindow, 256, -1);
     CHECK(validation.num_targets() == 2 * (n - 1));
     REQUIRE(validation.num_rows() == 2 * (windows + 1));
     const int64_t row = windows + 1 + windows - 1;
@@ -341,47 +339,36 @@ std::vector<int> predicted(const ValidationData& data, int B) {
     return places;
 }
 
-std::vector<int> places_from(std::initializer_list<std::pair<int, int>> ranges) {
-    std::vector<int> places;
-    for (auto [begin, end] : ranges) {
-        for (int place = begin; place < end; place++) { places.push_back(place); }
-    }
-    return places;
-}
-
-using Align = ValidationData::Align;
-
 }  // namespace
 
-TEST_CASE("validation: every token but the first of a shard is predicted once, whatever T, B and alignment") {
+TEST_CASE(
+    "validation: each token but the first of a shard once, up to max_tokens, whatever T, B and alignment") {
     TempFolder folder;
     write_three_shards(folder);
-    const std::vector<int> all = places_from({{1, 100}, {101, 105}, {106, 171}});
-    for (int T : {1, 2, 7, 8, 64, 99, 100, 500}) {
+    std::vector<int> all;
+    for (int place = 1; place < 171; place++) {
+        if (place != 100 && place != 105) { all.push_back(place); }
+    }
+    const auto check = [&](int T, int end_of_text, int max_tokens, std::initializer_list<int> batches) {
         for (Align align : {Align::kWindow, Align::kDocument}) {
-            for (int end_of_text : {0, 30, 104, 170, 999}) {  // each stands at its own place, once
-                const ValidationData data(folder / "s_*.bin", T, align, end_of_text, -1);
-                CAPTURE(T);
-                CAPTURE(end_of_text);
-                CHECK(data.num_targets() == (int64_t)all.size());
-                for (int B : {1, 3, 16}) { CHECK(predicted(data, B) == all); }
+            CAPTURE(T);
+            CAPTURE(end_of_text);
+            CAPTURE(max_tokens);
+            const ValidationData data(folder / "s_*.bin", T, align, end_of_text, max_tokens);
+            const size_t count = max_tokens < 0 ? all.size() : std::min((size_t)max_tokens, all.size());
+            CHECK(data.num_targets() == (int64_t)count);
+            for (int B : batches) {
+                CHECK(predicted(data, B) == std::vector<int>(all.begin(), all.begin() + (long)count));
             }
         }
-    }
-}
-
-TEST_CASE("validation: max_tokens cuts exactly, in both alignments") {
-    TempFolder folder;
-    write_three_shards(folder);
-    const std::vector<int> all = places_from({{1, 100}, {101, 105}, {106, 171}});
-    for (int max_tokens : {1, 7, 8, 9, 98, 99, 100, 103, 104, 167, 168, 169, 100000}) {
-        for (Align align : {Align::kWindow, Align::kDocument}) {
-            CAPTURE(max_tokens);
-            const ValidationData data(folder / "s_*.bin", 8, align, 30, max_tokens);
-            const size_t count = std::min((size_t)max_tokens, all.size());
-            CHECK(data.num_targets() == (int64_t)count);
-            CHECK(predicted(data, 4) == std::vector<int>(all.begin(), all.begin() + (long)count));
+    };
+    for (int T : {1, 2, 7, 8, 64, 99, 100, 500}) {
+        for (int end_of_text : {0, 30, 104, 170, 999}) {  // each stands at its own place, once
+            check(T, end_of_text, -1, {1, 3, 16});
         }
+    }
+    for (int max_tokens : {1, 7, 8, 9, 98, 99, 100, 103, 104, 167, 168, 169, 100000}) {
+        check(8, 30, max_tokens, {4});
     }
     const Error none = error_of([&] { ValidationData(folder / "s_*.bin", 8, Align::kWindow, 30, 0); });
     check_error(none, kExitUsage, {"max_tokens"});
@@ -392,8 +379,6 @@ TEST_CASE("validation: windows are back to back, documents begin rows") {
     const uint16_t e = 256;  //  0  1  2  3  4  5  6  7   8  9 10  11 12
     write_token_shard(folder / "a.bin", Tokens{e, 1, 2, 3, e, 4, e, 5, 6, 7, 8, 9, e}, 257);
     const int I = kIgnoreTarget;
-    using Rows = std::vector<std::vector<int32_t>>;
-
     const ValidationData windows(folder / "a.bin", 4, Align::kWindow, e, -1);
     CHECK(rows_of(windows, 0, 4, 4) == Rows{{e, 1, 2, 3, 1, 2, 3, e},
                                             {e, 4, e, 5, 4, e, 5, 6},
@@ -426,8 +411,7 @@ TEST_CASE("validation: shards that begin or end in a document, or have none; two
     const int I = kIgnoreTarget;
     const ValidationData data(folder / "*.bin", 3, Align::kDocument, e, -1);
     CHECK(rows_of(data, 0, 4, 2) ==
-          std::vector<std::vector<int32_t>>{
-              {1, 2, 0, 2, e, I}, {e, 0, 0, e, I, I}, {e, 0, 0, 3, I, I}, {4, 5, 6, 5, 6, 7}});
+          Rows{{1, 2, 0, 2, e, I}, {e, 0, 0, e, I, I}, {e, 0, 0, 3, I, I}, {4, 5, 6, 5, 6, 7}});
     CHECK(data.num_targets() == 7);
     CHECK(data.row_position(3) == 6);
     CHECK(ValidationData(folder / "*.bin", 3, Align::kAuto, e, -1).align() == Align::kDocument);
@@ -435,4 +419,105 @@ TEST_CASE("validation: shards that begin or end in a document, or have none; two
     CHECK(ValidationData(folder / "*.bin", 2, Align::kAuto, e, -1).align() == Align::kWindow);
     const Error nothing = error_of([&] { ValidationData(folder / "b.bin", 3, Align::kDocument, e, -1); });
     check_error(nothing, kExitBadInput, {folder / "b.bin", "too short", "more text"});
+}
+
+// ---- tokens without a header --------------------------------------------------------------------
+
+TEST_CASE("raw tokens: a file without a header is read from its first byte") {
+    TempFolder folder;
+    Tokens tokens;
+    for (int i = 0; i < 1000; i++) { tokens.push_back((uint16_t)(i * 7 % 65)); }
+    write_bytes(folder / "raw.bin", token_bytes(tokens));
+    write_token_shard(folder / "ours.bin", tokens, 65);
+    const TokenShard raw(folder / "raw.bin", 65);
+    CHECK(raw.vocab_size() == 65);
+    CHECK(raw.read_all() == tokens);
+    CHECK(rows_of(DataLoader(folder / "raw.bin", 12, 1, 65), 3, 4, 4) ==
+          rows_of(DataLoader(folder / "ours.bin", 12, 1), 3, 4, 4));
+}
+
+TEST_CASE("raw tokens: what is none is refused") {
+    TempFolder folder;
+    const auto refused = [&](const std::string& bytes, int vocab, const std::string& part) {
+        write_bytes(folder / "x.bin", bytes);
+        check_error(error_of([&] { TokenShard(folder / "x.bin", vocab); }), kExitBadInput, {"x.bin", part});
+    };
+    refused("", 65, "the file is empty");
+    refused("abc", 65, "found 3 bytes, expected a multiple of 2");
+    write_token_shard(folder / "ours.bin", Tokens{1, 2, 3}, 65);
+    refused(read_bytes(folder / "ours.bin"), 65, "Leave --raw-tokens out");
+    // and without the option they are not guessed
+    refused(token_bytes(Tokens(600, 3)), 0, "--raw-tokens");
+    write_bytes(folder / "x.bin", token_bytes({1, 64, 65}));
+    Batch batch;
+    check_error(error_of([&] { DataLoader(folder / "x.bin", 2, 1, 65).read(0, 1, &batch); }), kExitBadInput,
+                {"x.bin: token 2: found id 65, expected 0 to 64"});
+}
+
+TEST_CASE("raw tokens: a run and its evaluation are those of the same tokens in shards") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    for (const std::string split : {"train", "val"}) {
+        write_bytes(folder / ("raw_" + split + ".bin"), read_bytes(folder / (split + ".bin")).substr(1024));
+    }
+    const auto run = [&](const std::string& options) { return run_train(folder.path(), words(options)); };
+    const auto train = [&](const std::string& out, const std::string& more) {
+        const std::string raw = out == "b" ? "raw_" : "";
+        return run(
+            "--layers 2 --heads 2 --channels 16 --seq-len 12 --steps 6 --val-align window --save-every 3 "
+            "--sample-every 0 --quiet --train-data " +
+            folder / (raw + "train.bin") + " --val-data " + folder / (raw + "val.bin") + " --out " +
+            folder / out + more);
+    };
+    const std::string raw = " --raw-tokens 257", again = raw + " --resume auto";
+    REQUIRE(train("a", "").exit_code == kExitDone);
+    REQUIRE(train("b", raw).exit_code == kExitDone);
+    CHECK(same_files(folder / "a/model.bin", folder / "b/model.bin"));
+    CHECK(read_log(folder / "a") == read_log(folder / "b"));
+    std::filesystem::remove_all(folder / "b/step_00000006");
+    REQUIRE(train("b", again).exit_code == kExitDone);
+    CHECK(same_files(folder / "a/model.bin", folder / "b/model.bin"));
+    // other tokens behind the same name are found out, from the first one on
+    flip_byte(folder / "raw_train.bin", 2);  // the second token: the first is the end of a text
+    const ProgramRun other = train("b", again);
+    CHECK(other.exit_code == kExitBadInput);
+    CHECK_MESSAGE(contains(other.err, "other data than"), other.err);
+
+    const ProgramRun ours = run("eval " + folder / "a" + " --seq-len 12 --data " + folder / "val.bin"),
+                     theirs =
+                         run("eval " + folder / "a" + " --seq-len 12 --data " + folder / "raw_val.bin" + raw);
+    REQUIRE_MESSAGE(ours.exit_code == kExitDone, ours.err);
+    CHECK(ours.out == theirs.out);
+}
+
+TEST_CASE("raw tokens: without a tokenizer generate takes ids and writes ids") {
+    TempFolder folder;
+    Tokens tokens;
+    for (int i = 0; i < 400; i++) { tokens.push_back((uint16_t)(i % 65)); }
+    write_bytes(folder / "raw.bin", token_bytes(tokens));
+    const ProgramRun run =
+        run_train(folder.path(),
+                  words("--layers 1 --heads 1 --channels 16 --seq-len 12 --steps 150 --quiet --val-data none "
+                        "--raw-tokens 65 --sample-every 0 --train-data " +
+                        (folder / "raw.bin") + " --out " + (folder / "run")));
+    REQUIRE_MESSAGE(run.exit_code == kExitDone, run.err);
+    const auto generate = [&](const Words& more) {
+        Words line = {"generate", folder / "run", "--tokens", "5", "--temp", "0"};
+        line.insert(line.end(), more.begin(), more.end());
+        return run_train(folder.path(), line);
+    };
+    const Json json = Json::parse(generate({"--prompt-ids", "63,64", "--json"}).out);
+    CHECK(json["ids"] == Json::array({0, 1, 2, 3, 4}));
+    CHECK(json["prompt"] == "63 64 ");
+    CHECK(json["text"] == "0 1 2 3 4 ");
+    CHECK(generate({"--prompt-ids", "6,7"}).out == "6 7 8 9 10 11 12 \n");
+    const auto refused = [&](const Words& more, const std::string& part) {
+        const ProgramRun bad = generate(more);
+        CHECK(bad.exit_code != kExitDone);
+        CHECK_MESSAGE(bad.err.find(part) != std::string::npos, bad.err);
+    };
+    refused({"--prompt-ids", "7,65"}, "--prompt-ids: found 65, expected 0 to 64");
+    refused({"--prompt", "a"}, "--prompt-ids 1,2,3");
+    write_bytes(folder / "meta.pkl", std::string("\x80\x04\x95\0\0", 5));
+    refused({"--prompt", "a", "--tokenizer", folder / "meta.pkl"}, "a Python pickle");
 }
