@@ -83,17 +83,14 @@ planted() {
 }
 
 san=build/sanitized
-# what later stages need: compiled while the first ones wait more than they compute
-build_rest() {
-    local status=0 make
-    make="nice -n 19 make -j$(nproc) --no-print-directory -s"  # -j: else one at a time, as in every recipe without a +
-    $make SANITIZE=1 BUILD=$san OUT=$san/ $san/test_gpt2 $san/train_gpt2 $san/data/make_shards $san/data/make_corpus \
-        $san/data/make_hellaswag || status=1
-    if command -v clang++ >/dev/null; then $make build/fuzz/fuzz; fi
-    return $status
+# what later stages need is compiled while earlier ones wait; -j: else one at a time, as in every recipe without a +
+build() { nice -n 19 make -j"$(nproc)" --no-print-directory -s "$@"; }
+build_sanitized() {
+    build SANITIZE=1 BUILD=$san OUT=$san/ PLAIN_BUILD=build $san/{test_gpt2,train_gpt2} \
+        $san/data/make_{shards,corpus,hellaswag}
 }
 
-if [ "${1:-}" != quick ]; then build_rest >$logs/sanitized-build.log 2>&1 & fi
+if [ "${1:-}" != quick ]; then build_sanitized >$logs/sanitized-build.log 2>&1 & fi
 stage unit unit ./test_gpt2
 if [ "${1:-}" != quick ]; then
     stage durable ./test_durable
@@ -108,6 +105,7 @@ if [ "${1:-}" != quick ]; then
         add 0 0 4
     fi
     if wait $!; then
+        if command -v clang++ >/dev/null; then build build/fuzz/fuzz >$logs/fuzz-build.log 2>&1 & fi
         PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5 stage sanitized unit $san/test_gpt2 \
             dev/test/ops/test_bounds.cpp  # what shootouts judge by reads no input of a user, and takes longest
     else
@@ -115,6 +113,7 @@ if [ "${1:-}" != quick ]; then
         echo "the sanitized build failed (log $logs/sanitized-build.log)" | tee -a $failures
         add 0 1 0
     fi
+    wait
     stage fuzz dev/test/fuzz/run.sh 5
     if [ -x test_gpt2cu ]; then
         stage gpu ./test_gpt2cu

@@ -13,16 +13,20 @@ PROGRAMS     += $(OUT)test_gpt2
 GPU_PROGRAMS += $(OUT)test_gpt2cu
 LAB_PROGRAMS := test_durable test_emulated
 
-# Tests without the references' templates: -Og takes less than half the time to compile, and what the tests do themselves
-# needs no check for undefined behaviour, and checks of addresses by calls. The others must all compile those templates as the
-# library does.
-PLAIN_TESTS := $(call objects,dev/test/support/main.cpp $(wildcard dev/test/durability/*.cpp) \
-    $(shell grep -L -e 'dev/test/support/reference_model.h' -e 'llmc/model/cpu/reference.h' $(TEST_SOURCES) $(TEST_SHARED)))
-$(PLAIN_TESTS): OPTIMIZE := $(PLAIN)
-$(BUILD)/dev/test/shared.a: $(call objects,$(TEST_SHARED))
+# Tests without the references' templates: -Og takes less than half the time to compile. The others must all compile those
+# templates as the library does. PLAIN_BUILD: where they are taken from. Under sanitizers they are those that `make test` has
+# compiled: what the library does is looked at, and what it does to memory that tests allocate, not what they do themselves.
+PLAIN_BUILD ?= $(BUILD)
+PLAIN_TESTS := dev/test/support/main.cpp $(wildcard dev/test/durability/*.cpp) \
+    $(shell grep -L -e 'dev/test/support/reference_model.h' -e 'llmc/model/cpu/reference.h' $(TEST_SOURCES) $(TEST_SHARED))
+plain_objects = $(patsubst %.cpp,$(PLAIN_BUILD)/%.o,$(1))
+test_objects  = $(call plain_objects,$(filter $(PLAIN_TESTS),$(1))) $(call objects,$(filter-out $(PLAIN_TESTS),$(1)))
+$(call plain_objects,$(PLAIN_TESTS)): OPTIMIZE := $(PLAIN)
+$(BUILD)/dev/test/shared.a: $(call test_objects,$(TEST_SHARED))
 	$(archive)
 # the library's objects come first: what the tests instantiate, too, is taken from them, as it ships
-$(OUT)test_gpt2: $(call objects,$(HOST_SOURCES) dev/test/support/main.cpp $(TEST_SOURCES)) $(BUILD)/dev/test/shared.a
+$(OUT)test_gpt2: $(call objects,$(HOST_SOURCES)) $(call test_objects,dev/test/support/main.cpp $(TEST_SOURCES)) \
+                 $(BUILD)/dev/test/shared.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
 # see dev/test/durability/main.cpp
