@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws what was measured, as SVG files. Needs matplotlib.
 
-    dev/bench/plots.py sweep a.csv [b.csv ...] -o sweep.svg     what dev/cuda/<op> --sweep wrote: GB/s and share of the roof
+    dev/bench/plots.py sweep a.json [b.json ...] -o sweep.svg     what dev/cuda/<op> --sweep wrote: GB/s and share of the roof
     dev/bench/plots.py race -o doc                              doc/measured/race.json: doc/layer-norm-{forward,backward}.svg
     dev/bench/plots.py attention a.json [b.json] -o race.svg    what bench_attention.py, or dev/cuda/attention_* --json wrote:
                                                                 TFLOP/s, counted for the pairs of a query and a key that there are
@@ -12,7 +12,6 @@ compare: two runs that round differently drift apart; how far is natural, PyTorc
 at every step from 20 on |ours - PyTorch| in the same type may be at most twice the largest |PyTorch bf16 - PyTorch fp32|, and at
 the last step at most 0.05; else exit 1. One run may miss that by chance: doc/gpu_training.md has five seeds.
 """
-import csv
 import json
 import math
 import os
@@ -25,12 +24,12 @@ from tables import rates
 FIRST, TIMES, LAST_BOUND = 20, 2.0, 0.05
 
 
-def rows_of(path, kind):
-    """of a CSV or JSON file that a program of this project wrote"""
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file)) if kind == "csv" else json.load(file)["rows"]
+def rows_of(path):
+    """of a JSON file that a program of this project wrote"""
+    with open(path) as file:
+        rows = json.load(file)["rows"]
     if not rows or not ("us" in rows[0] or "row" in rows[0]):
-        raise SystemExit(f"{path}: found no row with a time; expected what a shootout writes by --{kind}")
+        raise SystemExit(f"{path}: found no row with a time; expected what a shootout writes by --json")
     return rows
 
 
@@ -51,8 +50,8 @@ def save(picture, path):
 def sweep(files, out):
     lines, roofs = {}, {}
     for path in files:
-        rows = rows_of(path, "csv")
-        slow = [row for row in rows if row.get("roof_counts") == "no"]
+        rows = rows_of(path)
+        slow = [row for row in rows if row.get("roof_counts") is False]
         if slow:
             print(f"warning: {path}: {len(slow)} of {len(rows)} rows do not count: their roof was slower than is known of its GPU; "
                   "expected a GPU that nothing else uses: measure again", file=sys.stderr)
@@ -97,7 +96,7 @@ def race(out):
 
 def attention(files, out):
     bars, roofs = {}, {}  # direction -> shape -> name -> TFLOP/s
-    for row in (row for path in files for row in rows_of(path, "json")):
+    for row in (row for path in files for row in rows_of(path)):
         if "row" in row:
             *sizes, direction = re.fullmatch(r"B=(\d+) NH=(\d+) T=(\d+), (.*)", row["row"]).groups()
             B, NH, T = map(int, sizes)

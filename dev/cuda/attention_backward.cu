@@ -1,28 +1,20 @@
 // The attention backward ladder: every version checked against the CPU reference and timed against the roof.
 //   make dev/cuda/attention_backward && dev/cuda/attention_backward         all versions
-//   dev/cuda/attention_backward v5 v6 --shape 16x25x1024                    two of them, sequences x heads x
-//   tokens dev/cuda/attention_backward --check                                     correctness only
+//   dev/cuda/attention_backward v5 v6 --shape 16x25x1024                    two of them, sequences x heads x tokens
+//   dev/cuda/attention_backward --check                                     correctness only
 // The mathematics: llmc/model/cpu/reference.h. Read llmc/ops/attention/ladder/backward/v0.h first, then up.
-#include "dev/cuda/attention_problems.h"
-#include "dev/cuda/attention_roof.cuh"
-#include "dev/cuda/attention_rungs.h"
-#include "dev/cuda/harness.cuh"
+#include "dev/cuda/attention_rungs.cuh"
 #include "llmc/ops/attention/ladder/backward/v0.h"
 
 using namespace llmc;
 
 Version rung(const char* name, const char* idea, AttentionBackwardRung* launch, bool (*takes)(const Problem&),
              AttentionScratch* scratch = attention_backward_scratch) {
-    auto run = [launch](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
+    auto run = [launch](const TensorSet& t, const Problem& p, int) {
         launch(t.get<bf16>("dqkv"), t.scratch(), t.get<bf16>("dout"), t.get<bf16>("qkv"), t.get<bf16>("out"),
-               t.get<float>("lse"), sequences_of(p), p.T, heads_of(p), stream);
+               t.get<float>("lse"), sequences_of(p), p.T, heads_of(p), kStream);
     };
-    return {.name = name,
-            .idea = idea,
-            .launch = run,
-            .sums = any_sums,
-            .scratch = scratch_for(scratch),
-            .traits = {.blocks = {0}, .takes = takes}};
+    return attention_rung(name, idea, run, takes, scratch_for(scratch));
 }
 
 // v3: what trains where Hopper's kernels do not fit
@@ -34,21 +26,19 @@ void mma_sync(bf16* dqkv, void* scratch, const bf16* dout, const bf16* qkv, cons
 
 // v7
 Version shipped() {
-    auto run = [](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
+    auto run = [](const TensorSet& t, const Problem& p, int) {
         attention_backward<bf16>({t.get<bf16>("dqkv"), t.scratch(), (unsigned*)t.get<float>("counters"),
                                   t.get<bf16>("dout"), t.get<bf16>("qkv"), t.get<bf16>("out"),
                                   t.get<float>("lse"), sequences_of(p), p.T, heads_of(p), kHeadColumns},
-                                 stream);
+                                 kStream);
     };
-    return {.name = "v7",
-            .idea = "blocks stay and take tiles: what trains",
-            .launch = run,
-            .sums = any_sums,
-            .scratch = scratch_for(attention_backward_scratch),
-            .traits = {.blocks = {0}, .takes = takes_bf16, .every_form = true}};
+    Version ship = attention_rung("v7", "blocks stay and take tiles: what trains", run, takes_bf16,
+                                  scratch_for(attention_backward_scratch));
+    ship.traits.every_form = true;
+    return ship;
 }
 
-std::vector<Version> ladder(Dtype, const ShootoutOptions&) {
+std::vector<Version> ladder(Dtype) {
     return {
         rung("v1", "the formulas, a kernel a line", v1::attention_backward,
              takes_scores<v1::attention_backward_scratch>, v1::attention_backward_scratch),
@@ -67,21 +57,6 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
 }
 
 int main(int argc, char** argv) {
-    Shootout shootout{
-        .op = "attention_backward",
-        .cpu = {.name = "v0",
-                .idea = "one CPU thread",
-                .run = run_cpu,
-                .sums = [](int64_t, int) { return Sums{}; },
-                .shape = sequences(1, 2, 256)},
-        .ladder = ladder,
-        .problem = attention_backward_problem,
-        .checks = attention_checks(),
-        .races = attention_races(),
-        .sweep = {},
-        .latency = {},
-        .sequences = true,
-        .roof = attention_roof,
-    };
-    return shootout_main(shootout, argc, argv);
+    return shootout_main(
+        attention_shootout("attention_backward", run_cpu, ladder, attention_backward_problem), argc, argv);
 }

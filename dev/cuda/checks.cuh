@@ -6,8 +6,6 @@
 #include <map>
 #include <span>
 
-#include "dev/cuda/clock.cuh"
-#include "dev/cuda/machine.cuh"
 #include "dev/cuda/shootout.cuh"
 #include "dev/cuda/watchdog.h"
 
@@ -21,73 +19,58 @@ struct Findings {
     std::vector<int> blocks;          // at which it was launched
     std::string refusal;              // why at others it was not: the last reason, "" if there were none
     double worst = 0;                 // error / bound
-    int64_t misrounded = 0, elements = 0;
 
     bool ok() const { return faults.empty(); }
-    double misrounded_share() const { return elements > 0 ? (double)misrounded / (double)elements : 0; }
     void add(const Output& out, const Verdict& v) {
         if (!v.ok()) { faults.push_back(describe(out, v)); }
         worst = std::max(worst, v.worst);
-        misrounded += v.misrounded;
-        elements += v.elements;
     }
     void merge(const Findings& other) {
         faults.insert(faults.end(), other.faults.begin(), other.faults.end());
         blocks.insert(blocks.end(), other.blocks.begin(), other.blocks.end());
         if (!other.refusal.empty()) { refusal = other.refusal; }
         worst = std::max(worst, other.worst);
-        misrounded += other.misrounded;
-        elements += other.elements;
     }
 };
 
-inline void print_verdict(const Problem& p, const char* version, int block, const Output& out,
-                          const Verdict& v) {
-    std::printf("    %s %s %s block %d: %s err/bound %.4f, %.2f %% not correctly rounded\n", version,
-                p.shape().c_str(), p.inputs.c_str(), block, out.name, v.worst,
-                v.elements ? 100.0 * v.misrounded / v.elements : 0.0);
-}
-
-// A fault that CUDA does not recover from, such as an illegal address: no launch after it would count.
-[[noreturn]] inline void throw_device_lost(const Version& version, const Problem& p, int block,
-                                           const Error& error) {
-    throw Error(kExitWrong, fmt::format("FAIL {} {} {} {}, block {}: {}: the device is lost", p.op,
-                                        version.name, p.shape(), p.inputs, block, error.what()));
-}
-
-// Seconds of a launch, of which the longest takes a fraction of one; compute-sanitizer and dev/emulate take their time.
+// seconds of a launch, of which the longest takes a fraction of one; compute-sanitizer and dev/emulate take their time
 inline double patience(const ShootoutOptions& o) {
     static const bool emulated = is_emulated();
     return emulated || o.for_sanitizer ? 3600 : 10;
 }
 
-// Threads that wait for each other and never meet: nothing frees the device but the end of the process.
-[[noreturn]] inline void leave_hanging(const Version& version, const Problem& p, int block, double seconds) {
-    std::printf("\nFAIL %s %s %s %s, block %d: no end after %.0f s\n", p.op.c_str(), version.name,
-                p.shape().c_str(), p.inputs.c_str(), block, seconds);
-    std::fflush(stdout);
-    std::_Exit(kExitWrong);
+inline std::string failure_of(const char* version, const Problem& p, const std::string& fault) {
+    return fmt::format("FAIL {} {} {} {}, {}", p.op, version, p.shape(), p.inputs, fault);
 }
 
 // Poison, launch, compare everything, look at the guard bands. A rung may refuse a shape or a block
 // (require()); the shipped function may not.
 inline Findings judge_launch(const Version& version, const Problem& p, TensorSet& set, int block,
-                             const Stream& stream, const ShootoutOptions& o) {
+                             const ShootoutOptions& o) {
     Findings findings;
     set.poison();
     try {
         // The launch itself may never return: to load a kernel CUDA may wait for the one before it.
         const double seconds = patience(o);
-        Watchdog watchdog(seconds, [&] { leave_hanging(version, p, block, seconds); });
-        version.launch(set, p, block, stream);
-        stream.wait();
+        Watchdog watchdog(
+            seconds, [&] {  // of threads that never meet: the process's end alone frees the device
+                const std::string fault = fmt::format("block {}: no end after {:.0f} s", block, seconds);
+                std::printf("\n%s\n", failure_of(version.name, p, fault).c_str());
+                std::fflush(stdout);
+                std::_Exit(kExitWrong);
+            });
+        version.launch(set, p, block);
+        wait();
     } catch (const Error& error) {
-        if (cudaDeviceSynchronize() != cudaSuccess) { throw_device_lost(version, p, block, error); }
+        const std::string fault = fmt::format("block {}: {}", block, error.what());
+        if (cudaDeviceSynchronize() != cudaSuccess) {  // an illegal address: no launch after it would count
+            throw Error(kExitWrong, failure_of(version.name, p, fault + ": the device is lost"));
+        }
         if (error.exit_code == kExitUsage && !version.traits.every_form) {
             findings.refusal = error.what();
             return findings;
         }
-        findings.faults.push_back(fmt::format("block {}: {}", block, error.what()));
+        findings.faults.push_back(fault);
         findings.worst = INFINITY;
         return findings;
     }
@@ -95,9 +78,7 @@ inline Findings judge_launch(const Version& version, const Problem& p, TensorSet
     Sums sums = version.sums(p.N, p.C, block);
     sums.strict = !p.ordinary();
     for (size_t i = 0; i < p.out.size(); i++) {
-        Verdict v = judge_all(p.out[i], sums, set.outputs()[i].download());
-        findings.add(p.out[i], v);
-        if (o.verbose) { print_verdict(p, version.name, block, p.out[i], v); }
+        findings.add(p.out[i], judge_all(p.out[i], sums, set.outputs()[i].download()));
     }
     if (std::string damage = set.damage(); !damage.empty()) { findings.faults.push_back(damage); }
     for (auto& fault : findings.faults) { fault = fmt::format("block {}: {}", block, fault); }
@@ -111,13 +92,12 @@ inline std::vector<std::vector<std::byte>> download_outputs(const TensorSet& set
 }
 
 // "" or which output differed from the first launch, and when
-inline std::string rerun(const Version& version, const Problem& p, TensorSet& set, int block, int runs,
-                         const Stream& stream) {
+inline std::string rerun(const Version& version, const Problem& p, TensorSet& set, int block, int runs) {
     std::vector<std::vector<std::byte>> first;
     for (int run = 0; run < runs; run++) {
         set.poison();
-        version.launch(set, p, block, stream);
-        stream.wait();
+        version.launch(set, p, block);
+        wait();
         auto raw = download_outputs(set);
         if (run == 0) { first = raw; }
         for (size_t i = 0; i < raw.size(); i++) {
@@ -148,16 +128,15 @@ inline Problem some_rows(const Problem& p, int64_t first, int64_t n) {
 }
 
 // "" or which rows, launched by themselves, gave other bits than among all of them. set: as a launch left it
-inline std::string rerun_batches(const Version& version, const Problem& p, const TensorSet& set, int block,
-                                 const Stream& stream) {
+inline std::string rerun_batches(const Version& version, const Problem& p, const TensorSet& set, int block) {
     auto all = download_outputs(set);
     for (auto [first, n] : {std::pair<int64_t, int64_t>{0, 1}, {p.N / 2, 1}, {p.N - 1, 1}, {1, p.N - 2}}) {
         Problem some = some_rows(p, first, n);
         TensorSet part(some);
         part.set_scratch(version.scratch(some));
         part.poison();
-        version.launch(part, some, block, stream);
-        stream.wait();
+        version.launch(part, some, block);
+        wait();
         auto alone = download_outputs(part);
         for (size_t i = 0; i < p.out.size(); i++) {
             const Output& out = p.out[i];
@@ -177,8 +156,7 @@ inline std::string rerun_batches(const Version& version, const Problem& p, const
 inline void print_faults(const Problem& p, const char* version, const std::vector<std::string>& faults) {
     constexpr size_t kShown = 4;
     for (size_t i = 0; i < std::min(faults.size(), kShown); i++) {
-        std::printf("FAIL %s %s %s %s, %s\n", p.op.c_str(), version, p.shape().c_str(), p.inputs.c_str(),
-                    faults[i].c_str());
+        std::printf("%s\n", failure_of(version, p, faults[i]).c_str());
     }
     if (faults.size() > kShown) {
         std::printf("     ... and %zu more faults of this kind\n", faults.size() - kShown);
@@ -186,16 +164,16 @@ inline void print_faults(const Problem& p, const char* version, const std::vecto
 }
 
 inline Findings check_version(const Version& version, const Problem& p, const CheckItem& item, TensorSet& set,
-                              const Stream& stream, const ShootoutOptions& o) {
+                              const ShootoutOptions& o) {
     Findings findings;
     set.set_scratch(version.scratch(p));
     for (int block : blocks_of(version, o)) {
-        Findings launched = judge_launch(version, p, set, block, stream, o);
+        Findings launched = judge_launch(version, p, set, block, o);
         findings.merge(launched);
         if (launched.blocks.empty() || !version.traits.reproducible) { continue; }
         std::string fault;
-        if (item.batches && findings.ok()) { fault = rerun_batches(version, p, set, block, stream); }
-        if (item.reruns > 0 && findings.ok()) { fault += rerun(version, p, set, block, item.reruns, stream); }
+        if (item.batches && findings.ok()) { fault = rerun_batches(version, p, set, block); }
+        if (item.reruns > 0 && findings.ok()) { fault += rerun(version, p, set, block, item.reruns); }
         if (!fault.empty()) { findings.faults.push_back(fault); }
     }
     return findings;
@@ -260,15 +238,14 @@ inline Problem tightened(Problem p, double atol) {
 
 inline std::vector<Version> versions_for(const Shootout& s, const CheckItem& item, const ShootoutOptions& o) {
     std::vector<Version> versions;
-    for (auto& version : s.ladder(item.dtype, o)) {
+    for (auto& version : s.ladder(item.dtype)) {
         bool in = version.traits.every_form || (version.traits.takes_form(item.form) && !item.shipped_only);
         if (in && version.wanted(o)) { versions.push_back(version); }
     }
     return versions;
 }
 
-inline void check_item(const Shootout& s, const CheckItem& item, const Stream& stream,
-                       const ShootoutOptions& o, Tally& tally) {
+inline void check_item(const Shootout& s, const CheckItem& item, const ShootoutOptions& o, Tally& tally) {
     auto versions = versions_for(s, item, o);
     constexpr double kCpuElements = 1e6;  // v0 is slow
     bool small = (double)item.shape.N * item.shape.C <= kCpuElements && !item.shipped_only;
@@ -282,7 +259,7 @@ inline void check_item(const Shootout& s, const CheckItem& item, const Stream& s
     TensorSet set(p);
     for (const auto& version : versions) {
         if (!version.takes(p)) { continue; }
-        tally.count(p, version.name, check_version(version, p, item, set, stream, o));
+        tally.count(p, version.name, check_version(version, p, item, set, o));
     }
     std::printf("\n");
     std::fflush(stdout);
@@ -312,8 +289,7 @@ inline std::vector<CheckItem> check_list(const Shootout& s, const ShootoutOption
 
 inline void check_items(const Shootout& s, const ShootoutOptions& o, Tally& tally) {
     try {
-        Stream stream;
-        for (const auto& item : check_list(s, o)) { check_item(s, item, stream, o, tally); }
+        for (const auto& item : check_list(s, o)) { check_item(s, item, o, tally); }
     } catch (const Error& error) {
         if (error.exit_code != kExitWrong) { throw; }
         std::printf("\n%s\n", error.what());

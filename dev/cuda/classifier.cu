@@ -4,7 +4,7 @@
 //   dev/cuda/classifier --check                                  correctness only
 // A launch after the first works on what the one before left: other numbers, the same work.
 #include "dev/cuda/classifier_problem.h"
-#include "dev/cuda/harness.cuh"
+#include "dev/cuda/shootout.cuh"
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/classifier/ladder/v0.h"
 #include "llmc/ops/classifier/ladder/v1.cuh"
@@ -12,16 +12,12 @@
 using namespace llmc;
 
 template <typename T>
-using Launch = void(T* logits, float* losses, const int32_t* targets, const float* dloss, int64_t N, int V,
-                    int Vp, cudaStream_t stream, int block);
-
-template <typename T>
-Version rung(const char* name, const char* idea, std::function<Launch<T>> launch, const Traits& traits = {}) {
-    auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
+Version rung(const char* name, const char* idea, auto launch, const Traits& traits) {
+    auto run = [launch](const TensorSet& t, const Problem& p, int block) {
         if (p.N == 0) { return; }
         auto* targets = reinterpret_cast<const int32_t*>(t.get<float>("targets"));
         launch(t.get<T>("logits"), t.get<float>("losses"), targets, t.get<float>("dloss"), p.N,
-               vocabulary_of(p.C), p.C, stream, block);
+               vocabulary_of(p.C), p.C, kStream, block);
     };
     return {.name = name,
             .idea = idea,
@@ -38,21 +34,20 @@ std::vector<Version> ladder() {
                 {.blocks = {256, 512, 1024}}),
         rung<T>(
             "general", "maximum and sum in one pass, vectors",
-            [](T* logits, float* losses, const int32_t* targets, const float* dloss, int64_t N, int V, int Vp,
-               cudaStream_t stream, int) {
+            [](auto* logits, auto* losses, auto* targets, auto* dloss, int64_t N, int V, int Vp, auto stream,
+               int) {
                 classifier_forward_backward_general(logits, losses, targets, dloss, N, V, Vp, stream);
             },
             no_knob),
         rung<T>(
             "ship", "row in shared memory where it fits",
-            [](T* logits, float* losses, const int32_t* targets, const float* dloss, int64_t N, int V, int Vp,
-               cudaStream_t stream,
+            [](auto* logits, auto* losses, auto* targets, auto* dloss, int64_t N, int V, int Vp, auto stream,
                int) { classifier_forward_backward(logits, losses, targets, dloss, N, V, Vp, stream); },
             shipped),
     };
 }
 
-std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions&) {
+std::vector<Version> ladder_for(Dtype dtype) {
     if (dtype == Dtype::kFp32) { return ladder<float>(); }
     return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : std::vector<Version>{};
 }
@@ -68,17 +63,10 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
 std::vector<CheckItem> checks() {
     std::vector<CheckItem> list;
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
-        for (Shape shape : {Shape{0, 320},
-                            {1, 1},
-                            {3, 63},
-                            {131, 320},
-                            {1023, 257},
-                            {2100, 8256},
-                            {67, 50304},
-                            {17, 50257},
-                            {9, 128256},
-                            {3, 420032},
-                            {2, 500032}}) {
+        static constexpr Shape kShapes[] = {{0, 320},    {1, 1},       {3, 63},     {131, 320},
+                                            {1023, 257}, {2100, 8256}, {67, 50304}, {17, 50257},
+                                            {9, 128256}, {3, 420032},  {2, 500032}};
+        for (Shape shape : kShapes) {
             list.push_back({.dtype = dtype, .shape = shape, .reruns = shape.N > 1 ? 20 : 0});
         }
         for (Inputs inputs : {Inputs::kOffset, Inputs::kConstant, Inputs::kOutlier}) {

@@ -1,6 +1,6 @@
 // The classifier's gradient as a problem for the harness: logits become their gradient in place. Host only.
 #pragma once
-#include "dev/cuda/layernorm_inputs.h"
+#include "dev/cuda/problem.h"
 
 namespace llmc {
 
@@ -54,17 +54,7 @@ inline int32_t from_subnormal(double x) { return (int32_t)std::ldexp(x, 149); }
 
 // C: with the padding. Useful streams: logits read, their gradient written in their place.
 inline Problem classifier_problem(Dtype dtype, Shape shape, Inputs kind, const CallForm& form) {
-    Problem p{.op = "classifier",
-              .dtype = dtype,
-              .N = shape.N,
-              .C = shape.C,
-              .eps = 0,
-              .inputs = kInputsNames[(int)kind],
-              .reads = 1,
-              .writes = 1,
-              .in = {},
-              .out = {},
-              .form = form};
+    Problem p = empty_problem("classifier", dtype, shape, kind, form, 1, 1);
     int C = shape.C, V = vocabulary_of(C);
     Values logits = make_inp(kind, dtype, p.N, C);
     Values targets = make_values(Dtype::kFp32, p.N, 1, [V](int64_t row, int) {

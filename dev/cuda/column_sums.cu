@@ -2,8 +2,7 @@
 // roof, 1R.
 //   make dev/cuda/column_sums && dev/cuda/column_sums              all versions
 //   dev/cuda/column_sums --check                                   correctness only
-#include "dev/cuda/harness.cuh"
-#include "dev/cuda/layernorm_inputs.h"
+#include "dev/cuda/shootout.cuh"
 #include "llmc/ops/column_sums/bias.h"
 #include "llmc/ops/column_sums/ladder/v0.h"
 #include "llmc/ops/column_sums/ladder/v1.cuh"
@@ -12,13 +11,10 @@
 using namespace llmc;
 
 template <typename T>
-using Launch = void(float* sums, void* scratch, const T* x, int64_t N, int C, cudaStream_t stream, int block);
-
-template <typename T>
-Version rung(const char* name, const char* idea, std::function<Launch<T>> launch,
-             Sums (*sums)(int64_t N, int C, int block), const Traits& traits = {}) {
-    auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
-        launch(t.get<float>("sums"), t.scratch(), t.get<T>("x"), p.N, p.C, stream, block);
+Version rung(const char* name, const char* idea, auto launch, Sums (*sums)(int64_t N, int C, int block),
+             const Traits& traits) {
+    auto run = [launch](const TensorSet& t, const Problem& p, int block) {
+        launch(t.get<float>("sums"), t.scratch(), t.get<T>("x"), p.N, p.C, kStream, block);
     };
     return {.name = name, .idea = idea, .launch = run, .sums = sums, .traits = traits};
 }
@@ -48,7 +44,7 @@ std::vector<Version> ladder() {
     return ladder;
 }
 
-std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions&) {
+std::vector<Version> ladder_for(Dtype dtype) {
     if (dtype == Dtype::kFp32) { return ladder<float>(); }
     return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : std::vector<Version>{};
 }
@@ -71,17 +67,10 @@ Problem column_sums_problem(Dtype dtype, Shape shape, Inputs kind, const CallFor
     auto bound = [=, r = Roundings(Dtype::kFp32)](const Sums& s, int64_t c, int64_t) {
         return exact ? 0 : dbias_bound(r, s, (*sizes)[c], (*truth)[c]);
     };
-    return {.op = "column_sums",
-            .dtype = dtype,
-            .N = N,
-            .C = C,
-            .eps = 0,
-            .inputs = kInputsNames[(int)kind],
-            .reads = 1,
-            .writes = 0,
-            .in = {{"x", dtype, x}},
-            .out = {{"sums", Dtype::kFp32, C, 1, truth, bound, Extent::kColumns}},
-            .form = form};
+    Problem p = empty_problem("column_sums", dtype, shape, kind, form, 1, 0);
+    p.in = {{"x", dtype, x}};
+    p.out = {{"sums", Dtype::kFp32, C, 1, truth, bound, Extent::kColumns}};
+    return p;
 }
 
 void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
@@ -91,14 +80,9 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
 std::vector<CheckItem> checks() {
     std::vector<CheckItem> list;
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
-        for (Shape shape : {Shape{1, 1},
-                            {3, 65},
-                            {131, 768},
-                            {1023, 769},
-                            {4099, 3072},
-                            {8192, 384},
-                            {1025, 6400},
-                            {300, 12800}}) {
+        static constexpr Shape kShapes[] = {{1, 1},       {3, 65},     {131, 768},   {1023, 769},
+                                            {4099, 3072}, {8192, 384}, {1025, 6400}, {300, 12800}};
+        for (Shape shape : kShapes) {
             list.push_back({.dtype = dtype, .shape = shape, .reruns = 50});
             list.push_back({dtype, shape, Inputs::kInteger});
         }

@@ -6,11 +6,7 @@
 // The mathematics: llmc/model/cpu/reference.h. Read llmc/layernorm/ladder/backward/v0.h first, then up, as in forward.
 #include <algorithm>
 
-#include "dev/cuda/harness.cuh"
-#include "dev/cuda/layernorm_explain.h"
-#include "dev/cuda/layernorm_problems.h"
-#include "dev/cuda/layernorm_rungs.h"
-#include "dev/cuda/layernorm_shipped.cuh"
+#include "dev/cuda/layernorm_rungs.cuh"
 #include "llmc/layernorm/ladder/backward/torch.cuh"
 #include "llmc/layernorm/ladder/backward/triton.cuh"
 #include "llmc/layernorm/ladder/backward/v0.h"
@@ -27,18 +23,12 @@
 using namespace llmc;
 
 template <typename T>
-using Launch = void(T* dinp, T* dweight, T* dbias, void* scratch, const T* dout, const T* inp,
-                    const T* weight, const acc_t<T>* mean, const acc_t<T>* rstd, int64_t N, int C,
-                    cudaStream_t stream, int block);
-
-template <typename T>
-Version rung(const char* name, const char* idea, std::function<Launch<T>> launch,
-             std::function<size_t(int64_t N, int C)> scratch,
-             std::function<Sums(int64_t N, int C, int block)> sums, const Traits& traits = {}) {
-    auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
+Version rung(const char* name, const char* idea, auto launch, size_t (*scratch)(int64_t N, int C),
+             Sums (*sums)(int64_t N, int C, int block), const Traits& traits = {}) {
+    auto run = [launch](const TensorSet& t, const Problem& p, int block) {
         launch(t.get<T>("dinp"), t.get<T>("dweight"), t.get<T>("dbias"), t.scratch(), t.get<T>("dout"),
                t.get<T>("inp"), t.get<T>("weight"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"), p.N,
-               p.C, stream, block);
+               p.C, kStream, block);
     };
     return {.name = name,
             .idea = idea,
@@ -120,27 +110,17 @@ bool fits_triton(const Problem& p) {
 }
 
 template <typename T>
-Sums sums_triton(int64_t N, int C, int block, int groups) {
-    if (block == 0) { block = triton::default_warps(triton::tile_columns<T>(C)) * kWarp; }
-    if (groups == 0) { groups = triton::default_group_size(C); }
+Sums sums_triton(int64_t N, int C, int) {
+    int block = triton::default_warps(triton::tile_columns<T>(C)) * kWarp,
+        groups = triton::default_group_size(C);
     constexpr int kThreadRows = triton::kTileRows / triton::kTileWarps;
     double in_group = (double)ceil_div(N, groups);
     double of_groups = ceil_div(groups, triton::kTileRows) + kThreadRows + triton::kTileWarps;
     return {.row = block_additions<T>(C, block), .column = in_group + of_groups, .column_stored = in_group};
 }
 
-// groups, warps: of the command line; 0: as the tutorial chooses them
 template <typename T>
-Version as_triton(int groups, int warps) {
-    auto launch = [=](auto... arguments) { triton::layernorm_backward<T>(arguments..., groups); };
-    auto scratch = [=](int64_t N, int C) { return triton::layernorm_backward_scratch<T>(N, C, groups); };
-    auto sums = [=](int64_t N, int C, int block) { return sums_triton<T>(N, C, block, groups); };
-    return rung<T>("triton", "as in Triton's tutorial, not reproducible", launch, scratch, sums,
-                   {.blocks = {warps * kWarp}, .takes = fits_triton, .reproducible = false});
-}
-
-template <typename T>
-std::vector<Version> ladder(const ShootoutOptions& o) {
+std::vector<Version> ladder() {
     Traits to_256{.blocks = {64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}}, no_knob{.blocks = {0}};
     std::vector<Version> ladder;
     auto add = [&](auto&&... said) { ladder.push_back(rung<T>(said...)); };
@@ -184,7 +164,11 @@ std::vector<Version> ladder(const ShootoutOptions& o) {
         add("torch", "as in PyTorch", torch::layernorm_backward<T>, torch::layernorm_backward_scratch<T>,
             sums_torch, no_knob);
     }
-    if constexpr (is_built("triton")) { ladder.push_back(as_triton<T>(o.group_size, o.warps)); }
+    if constexpr (is_built("triton")) {
+        add("triton", "as in Triton's tutorial, not reproducible", triton::layernorm_backward<T>,
+            triton::layernorm_backward_scratch<T>, sums_triton<T>,
+            Traits{.blocks = {0}, .takes = fits_triton, .reproducible = false});
+    }
     return with_shipped_backward<T>(std::move(ladder));
 }
 
@@ -195,30 +179,14 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
                                in[2].data(), in[3].data(), in[4].data(), B, (int)p.N / B, p.C);
 }
 
-std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions& o) {
+std::vector<Version> ladder_for(Dtype dtype) {
     if (dtype == Dtype::kFp64) { return with_shipped_backward<double>({}); }
-    if (dtype == Dtype::kFp32) { return ladder<float>(o); }
-    return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>(o) : ladder<__half>(o);
+    if (dtype == Dtype::kFp32) { return ladder<float>(); }
+    return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : ladder<__half>();
 }
 
 int main(int argc, char** argv) {
-    Shootout shootout{
-        .op = "layernorm_backward",
-        .cpu = {.name = "v0",
-                .idea = "one CPU thread, as in llm.c's article",
-                .run = run_cpu,
-                .sums = [](int64_t N, int C) { return Sums{.row = (double)C, .column = (double)N}; },
-                .shape = {2048, 768}},
-        .ladder = ladder_for,
-        .problem = layernorm_backward_problem,
-        .checks = all_layernorm_checks(true),
-        .races = layernorm_races(),
-        .sweep = layernorm_sweep(),
-        .latency = layernorm_latency(),
-        .accumulates = true,
-        .warps = true,
-        .group = true,
-        .explain = [](const ShootoutOptions& o) { return explained(LayerNormOp::kBackward, o); },
-    };
-    return shootout_main(shootout, argc, argv);
+    return shootout_main(layernorm_shootout(LayerNormOp::kBackward, "one CPU thread, as in llm.c's article",
+                                            run_cpu, ladder_for, layernorm_backward_problem),
+                         argc, argv);
 }

@@ -49,33 +49,25 @@ inline std::string layout_text(LayerNormOp op, const layernorm::Call& call, cons
 }
 
 inline std::string reason_for(const layernorm::Call& call, const layernorm::Choice& choice) {
+    // of layernorm::Kernel
+    static constexpr const char* kReasons[] = {
+        "some lanes of a warp have a row, in pieces",
+        "whole aligned vectors, and the registers of a warp, a block or a cluster hold a row",
+        "whole aligned vectors, on Hopper: teams of warps behind rings of bulk copies",
+        "rows are not whole aligned vectors",
+        "whole aligned vectors without TMA: a block's registers hold a row between its halves",
+        "a row fills a block: it stays in shared memory between its halves",
+        "a residual of rows that are not whole vectors is added first, then the plain call is chosen for",
+        "no other kernel takes such rows"};
     using layernorm::Kernel;
-    switch (choice.kernel) {
-        case Kernel::kShortRows:
-            return fmt::format("a row is {} columns: some lanes of a warp have it, in pieces of {}", call.C,
-                               choice.piece);
-        case Kernel::kRowInRegisters:
-            return choice.spread
-                       ? fmt::format("{} rows are fewer than multiprocessors: a row is spread over {} blocks",
-                                     call.N, choice.cluster)
-                       : "whole aligned vectors, and the registers of a warp, a block or a cluster hold a "
-                         "row";
-        case Kernel::kTeamRing:
-            return "whole aligned vectors, on Hopper: teams of warps behind rings of bulk copies";
-        case Kernel::kUnalignedRows:
-            return fmt::format("rows are not whole aligned vectors: {} elements at a time at most",
-                               call.piece);
-        case Kernel::kCpAsyncTeams:
-            return "whole aligned vectors without TMA: a block's registers hold a row between "
-                   "its halves";
-        case Kernel::kCpAsyncPipelined:
-            return "a row fills a block: it stays in shared memory between its halves";
-        case Kernel::kSumFirst:
-            return "a residual of rows that are not whole vectors is added first, then the plain call is "
-                   "chosen for";
-        default:
-            return "no other kernel takes such rows";
+    std::string reason = kReasons[(int)choice.kernel];
+    if (choice.kernel == Kernel::kShortRows) { return fmt::format("{} of {}", reason, choice.piece); }
+    if (choice.kernel == Kernel::kUnalignedRows) {
+        return fmt::format("{}: {} elements at a time at most", reason, call.piece);
     }
+    if (!choice.spread) { return reason; }
+    return fmt::format("{} rows are fewer than multiprocessors: a row is spread over {} blocks", call.N,
+                       choice.cluster);
 }
 
 // of contiguous, aligned tensors: a line for each shape and type

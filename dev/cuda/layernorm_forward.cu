@@ -5,11 +5,7 @@
 // Read llmc/layernorm/ladder/forward/v0.h first, then `make diff-layernorm_forward-1-2`, and so on up.
 #include <bit>
 
-#include "dev/cuda/harness.cuh"
-#include "dev/cuda/layernorm_explain.h"
-#include "dev/cuda/layernorm_problems.h"
-#include "dev/cuda/layernorm_rungs.h"
-#include "dev/cuda/layernorm_shipped.cuh"
+#include "dev/cuda/layernorm_rungs.cuh"
 #include "llmc/layernorm/ladder/forward/torch.cuh"
 #include "llmc/layernorm/ladder/forward/torch_rowwise.cuh"
 #include "llmc/layernorm/ladder/forward/triton.cuh"
@@ -26,15 +22,11 @@
 using namespace llmc;
 
 template <typename T>
-using Launch = void(T* out, acc_t<T>* mean, acc_t<T>* rstd, const T* inp, const T* weight, const T* bias,
-                    int64_t N, int C, float eps, cudaStream_t stream, int block);
-
-template <typename T>
-Version rung(const char* name, const char* idea, std::function<Launch<T>> launch,
-             Sums (*sums)(int64_t N, int C, int block), const Traits& traits = {}) {
-    auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
+Version rung(const char* name, const char* idea, auto launch, Sums (*sums)(int64_t N, int C, int block),
+             const Traits& traits = {}) {
+    auto run = [launch](const TensorSet& t, const Problem& p, int block) {
         launch(t.get<T>("out"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"), t.get<T>("inp"),
-               t.find<T>("weight"), t.find<T>("bias"), p.N, p.C, p.eps, stream, block);
+               t.find<T>("weight"), t.find<T>("bias"), p.N, p.C, p.eps, kStream, block);
     };
     return {.name = name, .idea = idea, .launch = run, .sums = sums, .traits = traits};
 }
@@ -79,9 +71,9 @@ Sums sums_torch(int64_t N, int C, int block) {
 bool no_subnormals(const Problem& p) { return p.inputs != kInputsNames[(int)Inputs::kDenormal]; }
 
 template <typename T>
-Sums sums_triton(int64_t, int C, int block) {
-    if (block == 0) { block = triton::default_warps(triton::tile_columns<T>(C)) * kWarp; }
-    return {.row = block_additions<T>(C, block), .from_first = false};
+Sums sums_triton(int64_t, int C, int) {
+    int warps = triton::default_warps(triton::tile_columns<T>(C));
+    return {.row = block_additions<T>(C, warps * kWarp), .from_first = false};
 }
 
 // PyTorch's choice for a problem, in words
@@ -91,7 +83,7 @@ std::string torch_choice(const TensorSet& t, const Problem& p) {
 }
 
 template <typename T>
-std::vector<Version> ladder(const ShootoutOptions& o) {
+std::vector<Version> ladder() {
     Traits to_256{.blocks = {32, 64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}};
     Traits welford{.blocks = {0}, .takes = no_subnormals, .nulls = true};
     std::vector<Version> ladder;
@@ -132,7 +124,7 @@ std::vector<Version> ladder(const ShootoutOptions& o) {
     }
     if constexpr (is_built("triton")) {
         add("triton", "as in Triton's tutorial", triton::layernorm_forward<T>, sums_triton<T>,
-            Traits{.blocks = {o.warps * kWarp}});
+            Traits{.blocks = {0}});
     }
     return with_shipped_forward<T>(std::move(ladder));
 }
@@ -144,28 +136,14 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
                               in[2].data(), B, (int)p.N / B, p.C, p.eps);
 }
 
-std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions& o) {
+std::vector<Version> ladder_for(Dtype dtype) {
     if (dtype == Dtype::kFp64) { return with_shipped_forward<double>({}); }
-    if (dtype == Dtype::kFp32) { return ladder<float>(o); }
-    return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>(o) : ladder<__half>(o);
+    if (dtype == Dtype::kFp32) { return ladder<float>(); }
+    return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : ladder<__half>();
 }
 
 int main(int argc, char** argv) {
-    Shootout shootout{
-        .op = "layernorm_forward",
-        .cpu = {.name = "v0",
-                .idea = "one CPU thread, as in llm.c's article",
-                .run = run_cpu,
-                .sums = [](int64_t, int C) { return Sums{.row = (double)C, .from_first = false}; },
-                .shape = {2048, 768}},
-        .ladder = ladder_for,
-        .problem = layernorm_forward_problem,
-        .checks = all_layernorm_checks(false),
-        .races = layernorm_races(),
-        .sweep = layernorm_sweep(),
-        .latency = layernorm_latency(),
-        .warps = true,
-        .explain = [](const ShootoutOptions& o) { return explained(LayerNormOp::kForward, o); },
-    };
-    return shootout_main(shootout, argc, argv);
+    return shootout_main(layernorm_shootout(LayerNormOp::kForward, "one CPU thread, as in llm.c's article",
+                                            run_cpu, ladder_for, layernorm_forward_problem),
+                         argc, argv);
 }

@@ -1,16 +1,106 @@
-// LayerNorm as problems for the harness, in three ops: forward, residual + forward, backward. Inputs:
-// layernorm_inputs.h; truth and bounds: layernorm_truth.h; what is tried: layernorm_lists.h. Host only.
+// LayerNorm as problems for the harness, in three ops: forward, residual + forward, backward: their truth, that of
+// reference.h in double and for fp64 in long double, and each element's bound. What is tried: layernorm_lists.h. Host only.
 #pragma once
 #include "dev/cuda/layernorm_lists.h"
-#include "dev/cuda/layernorm_truth.h"
+#include "dev/cuda/problem.h"
+#include "llmc/model/cpu/reference.h"
 
 namespace llmc {
 
-using Bound = std::function<double(const Sums& sums, int64_t row, int64_t col)>;
+inline const double* data_of(const Values& values) { return values ? values->data() : nullptr; }
+
+// ---- fp64: a truth that is wider than the kernels ---------------------------------------------------
+
+// Arguments as in reference.h; out, mean and rstd are all wanted. long double has but 11 bits more: sums of x
+// itself would lose them at thousands of columns, sums of x - x[0] do not.
+inline void layernorm_forward_wide(double* out, double* mean, double* rstd, const double* inp,
+                                   const double* weight, const double* bias, int64_t N, int C, double eps) {
+    using Wide = long double;
+#pragma omp parallel for
+    for (int64_t row = 0; row < N; row++) {
+        const double* x = inp + row * C;
+        Wide shift = x[0], m = 0, squares = 0;
+        for (int c = 0; c < C; c++) { m += x[c] - shift; }
+        m /= C;
+        auto centred = [&](int c) { return (x[c] - shift) - m; };
+        for (int c = 0; c < C; c++) { squares += centred(c) * centred(c); }
+        Wide s = 1 / std::sqrt(squares / C + eps);
+        for (int c = 0; c < C; c++) {
+            out[row * C + c] = (double)(centred(c) * s * (weight ? weight[c] : 1.0) + (bias ? bias[c] : 0.0));
+        }
+        mean[row] = (double)(shift + m);
+        rstd[row] = (double)s;
+    }
+}
+
+inline void layernorm_backward_wide(double* dinp, double* dweight, double* dbias, const double* dout,
+                                    const double* inp, const double* weight, const double* mean,
+                                    const double* rstd, int64_t N, int C) {
+    using Wide = long double;
+    auto xhat = [&](int64_t row, int c) { return ((Wide)inp[row * C + c] - mean[row]) * rstd[row]; };
+    auto g = [&](int64_t row, int c) { return (Wide)(weight ? weight[c] : 1.0) * dout[row * C + c]; };
+#pragma omp parallel for
+    for (int64_t row = 0; row < N; row++) {
+        Wide c1 = 0, c2 = 0;
+        for (int c = 0; c < C; c++) {
+            c1 += g(row, c) / C;
+            c2 += g(row, c) * xhat(row, c) / C;
+        }
+        for (int c = 0; c < C; c++) {
+            dinp[row * C + c] = (double)(rstd[row] * (g(row, c) - c1 - xhat(row, c) * c2));
+        }
+    }
+#pragma omp parallel for
+    for (int c = 0; c < C; c++) {
+        Wide dw = 0, db = 0;
+        for (int64_t row = 0; row < N; row++) {
+            dw += dout[row * C + c] * xhat(row, c);
+            db += dout[row * C + c];
+        }
+        dweight[c] = (double)dw;
+        dbias[c] = (double)db;
+    }
+}
 
 // ---- forward ------------------------------------------------------------------------------------
 
+using Bound = std::function<double(const Sums& sums, int64_t row, int64_t col)>;
+
 constexpr float kProblemEps = 1e-5f;  // what the kernels get: not quite kLayernormEps
+
+// rows are spread_of() once, not once per element
+struct ForwardTruth {
+    std::vector<double> out, mean, rstd;
+    std::vector<RowSpread> from_first, from_zero;  // with K = x[0], with K = 0
+
+    // weight, bias: null = 1, 0
+    ForwardTruth(const Problem& p, const Values& inp, const Values& weight, const Values& bias)
+        : out(p.N * p.C), mean(p.N), rstd(p.N), from_first(p.N), from_zero(p.N) {
+        auto reference = p.dtype == Dtype::kFp64 ? layernorm_forward_wide : layernorm_forward_cpu<double>;
+        reference(out.data(), mean.data(), rstd.data(), inp->data(), data_of(weight), data_of(bias), p.N, p.C,
+                  p.eps);
+#pragma omp parallel for
+        for (int64_t row = 0; row < p.N; row++) {
+            const double* x = inp->data() + row * p.C;
+            from_first[row] = spread_of(x, p.C, mean[row], x[0]);
+            from_zero[row] = spread_of(x, p.C, mean[row], 0);
+        }
+    }
+    static RowSpread spread_of(const double* x, int C, double mean, double K) {
+        RowSpread s{};
+        double squares = 0;
+        for (int c = 0; c < C; c++) {
+            s.radius = std::max(s.radius, std::fabs(x[c] - mean));
+            s.average += std::fabs(x[c] - K) / C;
+            squares += (x[c] - K) * (x[c] - K) / C;
+        }
+        s.rms = std::sqrt(squares);
+        return s;
+    }
+    const RowSpread& spread(const Sums& sums, int64_t row) const {
+        return (sums.from_first ? from_first : from_zero)[row];
+    }
+};
 
 // What forward makes of rows x, alone or behind a residual: weight and bias in; out, mean and rstd out.
 inline void add_forward(Problem& p, const Values& x, Inputs kind) {
@@ -18,39 +108,36 @@ inline void add_forward(Problem& p, const Values& x, Inputs kind) {
     Dtype weights = form.fp32_weight ? Dtype::kFp32 : p.dtype, statistics = statistics_of(p.dtype);
     Values weight = form.no_weight ? nullptr : make_vector(weights, p.C, kDrawWeight);
     Values bias = form.no_bias ? nullptr : make_vector(weights, p.C, kDrawBias);
-    auto t = std::make_shared<const ForwardTruth>(p.dtype, p.N, p.C, p.eps, x, weight, bias);
+    auto t = std::make_shared<const ForwardTruth>(p, x, weight, bias);
     bool exact = kind == Inputs::kConstant;  // out is bias, if the version's sums are of x - x[0]
-    Values truth = t->out;
+    Values truth(t, &t->out);
     if (exact) {  // as T stores it: bias may be wider
         truth = make_values(p.dtype, p.N, p.C, [&](int64_t, int col) { return bias ? (*bias)[col] : 0.0; });
     }
-    Bound out = [t, exact](const Sums& sums, int64_t row, int64_t c) {
-        return exact && sums.from_first ? 0 : t->bound_of_out(sums, row, c);
+    Bound out = [=, C = p.C, r = Roundings(p.dtype)](const Sums& sums, int64_t row, int64_t c) {
+        if (exact && sums.from_first) { return 0.0; }
+        return out_bound(r, sums, t->spread(sums, row), t->rstd[row], weight ? (*weight)[c] : 1,
+                         bias ? (*bias)[c] : 0, t->out[row * C + c]);
     };
-    Bound mean = [t](const Sums& sums, int64_t row, int64_t) { return t->bound_of_mean(sums, row); };
-    Bound rstd = [t](const Sums& sums, int64_t row, int64_t) { return t->bound_of_rstd(sums, row); };
+    Bound mean = [t, r = Roundings(statistics)](const Sums& sums, int64_t row, int64_t) {
+        return mean_bound(r, sums, t->spread(sums, row), t->mean[row]);
+    };
+    Bound rstd = [t, r = Roundings(statistics)](const Sums& sums, int64_t row, int64_t) {
+        return rstd_bound(r, sums, t->spread(sums, row), t->rstd[row]);
+    };
     if (weight) { p.in.push_back({"weight", weights, weight, Extent::kColumns}); }
     if (bias) { p.in.push_back({"bias", weights, bias, Extent::kColumns}); }
     p.out.push_back({"out", p.dtype, p.N, p.C, truth, out});
     if (form.no_statistics) { return; }
-    p.out.push_back({"mean", statistics, p.N, 1, t->mean, mean, Extent::kRows});
-    p.out.push_back({"rstd", statistics, p.N, 1, t->rstd, rstd, Extent::kRows});
+    p.out.push_back({"mean", statistics, p.N, 1, {t, &t->mean}, mean, Extent::kRows});
+    p.out.push_back({"rstd", statistics, p.N, 1, {t, &t->rstd}, rstd, Extent::kRows});
 }
 
 // Useful streams: inp read, out written. in_place: out takes inp's place.
 inline Problem layernorm_forward_problem(Dtype dtype, Shape shape, Inputs kind = Inputs::kNormal,
                                          const CallForm& form = {}) {
-    Problem p{.op = "layernorm_forward",
-              .dtype = dtype,
-              .N = shape.N,
-              .C = shape.C,
-              .eps = kProblemEps,
-              .inputs = kInputsNames[(int)kind],
-              .reads = 1,
-              .writes = 1,
-              .in = {},
-              .out = {},
-              .form = form};
+    Problem p = empty_problem("layernorm_forward", dtype, shape, kind, form, 1, 1);
+    p.eps = kProblemEps;
     Values inp = make_inp(kind, dtype, p.N, p.C);
     if (!form.in_place) { p.in.push_back({"inp", dtype, inp}); }
     add_forward(p, inp, kind);
@@ -65,17 +152,8 @@ inline Problem layernorm_forward_problem(Dtype dtype, Shape shape, Inputs kind =
 // fp32: residual is exact. in_place: residual takes inp's (1) or inp2's (2) place.
 inline Problem residual_layernorm_forward_problem(Dtype dtype, Shape shape, Inputs kind = Inputs::kNormal,
                                                   const CallForm& form = {}) {
-    Problem p{.op = "residual_layernorm_forward",
-              .dtype = dtype,
-              .N = shape.N,
-              .C = shape.C,
-              .eps = kProblemEps,
-              .inputs = kInputsNames[(int)kind],
-              .reads = 2,
-              .writes = 2,
-              .in = {},
-              .out = {},
-              .form = form};
+    Problem p = empty_problem("residual_layernorm_forward", dtype, shape, kind, form, 2, 2);
+    p.eps = kProblemEps;
     Values inp = make_inp(kind, dtype, p.N, p.C);
     Values inp2 = make_values(dtype, p.N, p.C, [&](int64_t row, int col) {
         return inp2_at(kind, format_of(dtype), row, col, p.C);
@@ -94,6 +172,84 @@ inline Problem residual_layernorm_forward_problem(Dtype dtype, Shape shape, Inpu
 
 // ---- backward -----------------------------------------------------------------------------------
 
+struct BackwardTruth {
+    int64_t N;
+    int C;
+    Values dout, inp, weight, mean, rstd;  // weight: null = 1
+    std::vector<double> dinp, dweight, dbias;
+    std::vector<RowGradient> rows;
+    std::vector<double> abs_dweight, abs_dbias;  // sum over rows of |dy xhat|, of |dy|
+
+    BackwardTruth(Dtype dtype, int64_t N, int C, Values dout, Values inp, Values weight, Values mean,
+                  Values rstd)
+        : N(N),
+          C(C),
+          dout(std::move(dout)),
+          inp(std::move(inp)),
+          weight(std::move(weight)),
+          mean(std::move(mean)),
+          rstd(std::move(rstd)),
+          dinp(N * C),
+          dweight(C),
+          dbias(C),
+          rows(N),
+          abs_dweight(C),
+          abs_dbias(C) {
+        auto compute = [&](auto reference, auto... more) {
+            reference(dinp.data(), dweight.data(), dbias.data(), this->dout->data(), this->inp->data(),
+                      data_of(this->weight), this->mean->data(), this->rstd->data(), N, C, more...);
+        };
+        if (dtype == Dtype::kFp64) {
+            compute(layernorm_backward_wide);
+        } else {
+            compute(layernorm_backward_cpu<double>, false);
+        }
+        sum_rows();
+        sum_columns();
+    }
+
+    double xhat(int64_t row, int64_t c) const { return ((*inp)[row * C + c] - (*mean)[row]) * (*rstd)[row]; }
+    double g(int64_t row, int64_t c) const { return (weight ? (*weight)[c] : 1) * (*dout)[row * C + c]; }
+
+    void sum_rows() {
+#pragma omp parallel for
+        for (int64_t row = 0; row < N; row++) {
+            RowGradient& r = rows[row];
+            for (int c = 0; c < C; c++) {
+                r.c1 += g(row, c) / C;
+                r.c2 += g(row, c) * xhat(row, c) / C;
+                r.abs_c1 += std::fabs(g(row, c)) / C;
+                r.abs_c2 += std::fabs(g(row, c) * xhat(row, c)) / C;
+            }
+        }
+    }
+    void sum_columns() {
+        constexpr int kChunk = 64;  // columns a thread owns
+#pragma omp parallel for
+        for (int begin = 0; begin < C; begin += kChunk) {
+            for (int64_t row = 0; row < N; row++) {
+                for (int c = begin; c < std::min(C, begin + kChunk); c++) {
+                    abs_dweight[c] += std::fabs((*dout)[row * C + c] * xhat(row, c));
+                    abs_dbias[c] += std::fabs((*dout)[row * C + c]);
+                }
+            }
+        }
+    }
+};
+
+// mean and rstd of inp, rounded as a kernel would save them; for kInteger 0 and 1
+inline std::pair<Values, Values> saved_statistics(Inputs kind, Dtype dtype, int64_t N, int C,
+                                                  const Values& inp) {
+    std::vector<double> out(N * C), mean(N, 0.0), rstd(N, 1.0);
+    if (kind != Inputs::kInteger) {
+        layernorm_forward_cpu<double>(out.data(), mean.data(), rstd.data(), inp->data(), nullptr, nullptr, N,
+                                      C, kProblemEps);
+    }
+    round_all(mean, format_of(statistics_of(dtype)));
+    round_all(rstd, format_of(statistics_of(dtype)));
+    return {share(std::move(mean)), share(std::move(rstd))};
+}
+
 // An output to which `sum` is written (=), or added (+=) where something was there before; stored in dtype.
 // bound_in(type): the bound of the sum alone, stored in that type.
 inline Output written_or_added(const Problem& p, Output out, const Values& before,
@@ -107,53 +263,46 @@ inline Output written_or_added(const Problem& p, Output out, const Values& befor
     out.truth = share(std::move(total));
     out.initial = before;
     // the sum in the accumulators' type, the addition there, the store
-    auto bound = [r = Roundings(out.dtype), sum = bound_in(statistics_of(p.dtype)), truth = out.truth,
-                  cols = out.cols](const Sums& sums, int64_t row, int64_t col) {
+    out.bound = [r = Roundings(out.dtype), sum = bound_in(statistics_of(p.dtype)), truth = out.truth,
+                 cols = out.cols](const Sums& sums, int64_t row, int64_t col) {
         double y = (*truth)[row * cols + col];
         return r.stored(sum(sums, row, col) + r.u * std::fabs(y), y);
     };
-    out.bound = bound;
     return out;
 }
 
 // the three results, those that are wanted
 inline void add_gradients(Problem& p, const std::shared_ptr<const BackwardTruth>& t, Inputs kind) {
     const CallForm& form = p.form;
-    int64_t N = p.N;
-    int C = p.C;
     Dtype gradients = form.fp32_gradients ? Dtype::kFp32 : p.dtype;
     bool exact = kind == Inputs::kInteger;  // sums over rows are small integers: no rounding, in any order
-    auto before = [&](bool wanted, Dtype dtype, int64_t rows, int cols) {
-        return wanted ? make_before(kind, dtype, rows, cols) : nullptr;
-    };
     auto dinp = [t](Dtype dtype) -> Bound {
-        auto s = dtype == t->dtype ? t : t->stored_in(dtype);
-        return [s](const Sums& sums, int64_t row, int64_t c) { return s->bound_of_dinp(sums, row, c); };
+        return [t, r = Roundings(dtype)](const Sums& sums, int64_t row, int64_t c) {
+            return dinp_bound(r, sums, t->rows[row], (*t->rstd)[row], t->xhat(row, c), t->g(row, c),
+                              t->dinp[row * t->C + c]);
+        };
     };
     auto dweight = [t, exact](Dtype dtype) -> Bound {
-        auto s = t->stored_in(dtype);
-        return [s, exact](const Sums& sums, int64_t c, int64_t) {
-            return exact ? 0 : s->bound_of_dweight(sums, c);
+        return [t, exact, r = Roundings(dtype)](const Sums& sums, int64_t c, int64_t) {
+            return exact ? 0
+                         : dweight_bound(r, sums, t->abs_dweight[c], t->abs_dbias[c], t->N, t->dweight[c]);
         };
     };
     auto dbias = [t, exact](Dtype dtype) -> Bound {
-        auto s = t->stored_in(dtype);
-        return [s, exact](const Sums& sums, int64_t c, int64_t) {
-            return exact ? 0 : s->bound_of_dbias(sums, c);
+        return [t, exact, r = Roundings(dtype)](const Sums& sums, int64_t c, int64_t) {
+            return exact ? 0 : dbias_bound(r, sums, t->abs_dbias[c], t->dbias[c]);
         };
     };
-    if (!form.no_dinp) {
-        Output out{"dinp", p.dtype, N, C, t->dinp, {}};
-        p.out.push_back(written_or_added(p, out, before(form.accumulate_dinp, p.dtype, N, C), dinp));
-    }
-    if (!form.no_dweight) {
-        Output out{"dweight", gradients, C, 1, t->dweight, {}, Extent::kColumns};
-        p.out.push_back(written_or_added(p, out, before(form.accumulate, gradients, C, 1), dweight));
-    }
-    if (!form.no_dbias) {
-        Output out{"dbias", gradients, C, 1, t->dbias, {}, Extent::kColumns};
-        p.out.push_back(written_or_added(p, out, before(form.accumulate, gradients, C, 1), dbias));
-    }
+    auto add = [&](Output out, bool left_out, bool added, const std::function<Bound(Dtype)>& bound_in) {
+        if (left_out) { return; }
+        Values before = added ? make_before(kind, out.dtype, out.rows, (int)out.cols) : nullptr;
+        p.out.push_back(written_or_added(p, std::move(out), before, bound_in));
+    };
+    add({"dinp", p.dtype, p.N, p.C, {t, &t->dinp}, {}}, form.no_dinp, form.accumulate_dinp, dinp);
+    add({"dweight", gradients, p.C, 1, {t, &t->dweight}, {}, Extent::kColumns}, form.no_dweight,
+        form.accumulate, dweight);
+    add({"dbias", gradients, p.C, 1, {t, &t->dbias}, {}, Extent::kColumns}, form.no_dbias, form.accumulate,
+        dbias);
 }
 
 // Useful streams: inp and dout read, dinp written (and read, if added to). in_place: dinp takes dout's place.
@@ -167,17 +316,8 @@ inline Problem layernorm_backward_of(const Values& inp, Dtype dtype, Shape shape
         make_values(dtype, N, C, [&](int64_t row, int col) { return dout_at(kind, row, col, N, C); });
     auto [mean, rstd] = saved_statistics(kind, dtype, N, C, inp);
     auto t = std::make_shared<const BackwardTruth>(dtype, N, C, dout, inp, weight, mean, rstd);
-    Problem p{.op = "layernorm_backward",
-              .dtype = dtype,
-              .N = N,
-              .C = C,
-              .eps = 0,
-              .inputs = kInputsNames[(int)kind],
-              .reads = form.accumulate_dinp ? 3 : 2,
-              .writes = 1,
-              .in = {},
-              .out = {},
-              .form = form};
+    Problem p =
+        empty_problem("layernorm_backward", dtype, shape, kind, form, form.accumulate_dinp ? 3 : 2, 1);
     if (!form.in_place) { p.in.push_back({"dout", dtype, dout}); }
     p.in.push_back({"inp", dtype, inp});
     if (weight) { p.in.push_back({"weight", weights, weight, Extent::kColumns}); }

@@ -1,5 +1,5 @@
-// Device memory of the shootouts: plain allocations that free themselves, and tensors between guard bands,
-// whose elements are poison (every bit set: a NaN in every format) until a kernel writes them.
+// Device memory of the shootouts: tensors between guard bands, whose elements are poison (every bit set: a NaN in every
+// format) until a kernel writes them.
 #pragma once
 #include <memory>
 #include <string>
@@ -8,34 +8,10 @@
 #include <vector>
 
 #include "dev/cuda/problem.h"
-#include "llmc/cuda/check.cuh"
 #include "llmc/cuda/device.cuh"
+#include "llmc/cuda/resources.cuh"
 
 namespace llmc {
-
-class DeviceMemory {
-public:
-    explicit DeviceMemory(size_t bytes) : bytes_(bytes) {
-        if (cudaMalloc(&data_, bytes_) == cudaSuccess) { return; }
-        cudaGetLastError();  // a failed allocation must not be found again after the next launch
-        size_t free_bytes = 0, total_bytes = 0;
-        cudaMemGetInfo(&free_bytes, &total_bytes);
-        throw Error(kExitDevice,
-                    fmt::format("device memory: {:.1f} MB wanted, {:.1f} MB of {:.1f} MB free. Free some "
-                                "(see nvidia-smi) or try a smaller --shape.",
-                                bytes_ / 1e6, free_bytes / 1e6, total_bytes / 1e6));
-    }
-    ~DeviceMemory() { cudaFree(data_); }
-    DeviceMemory(DeviceMemory&& other) noexcept
-        : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
-    DeviceMemory(const DeviceMemory&) = delete;
-    std::byte* data() const { return data_; }
-    size_t size() const { return bytes_; }
-
-private:
-    std::byte* data_ = nullptr;
-    size_t bytes_;
-};
 
 template <typename T>
 constexpr Dtype kDtypeOf = Dtype::kFp32;
@@ -60,8 +36,8 @@ public:
           cols_(cols),
           pad_(pad),
           offset_(offset),
-          memory_(kGuardBytes + offset * element() + bytes() + kGuardBytes) {
-        check(cudaMemset(memory_.data(), kGuardByte, data() - memory_.data()));
+          memory_(std::make_unique<DeviceMemory>(kGuardBytes + offset * element() + bytes() + kGuardBytes)) {
+        check(cudaMemset(memory_->data(), kGuardByte, kGuardBytes + offset_ * element()));
         check(cudaMemset(data() + bytes(), kGuardByte, kGuardBytes));
         poison();
     }
@@ -75,7 +51,7 @@ public:
     int64_t stride() const { return cols_ + pad_; }  // elements
     // what lies between the rows included
     size_t bytes() const { return (size_t)(rows_ * stride()) * element(); }
-    std::byte* data() const { return memory_.data() + kGuardBytes + offset_ * element(); }
+    std::byte* data() const { return memory_->bytes().data() + kGuardBytes + offset_ * element(); }
 
     template <typename T>
     T* as() const {
@@ -154,7 +130,7 @@ private:
     Dtype dtype_;
     int64_t rows_, cols_;
     int pad_, offset_;
-    DeviceMemory memory_;
+    std::unique_ptr<const DeviceMemory> memory_;
     Raw initial_;
 };
 

@@ -16,15 +16,14 @@ namespace llmc {
 
 struct ShootoutOptions {
     bool check = false, sweep = false, latency = false, explain = false;
-    bool accumulate = false, for_sanitizer = false, verbose = false;
+    bool accumulate = false, for_sanitizer = false;
     bool cold = false, warm = true;  // warm: a column of its own
     bool sequences = false;          // how shapes are written: Shootout::sequences
     std::vector<std::string> only;   // version names; empty = all
     std::vector<Shape> shapes;       // empty = the shootout's own
     std::vector<Dtype> dtypes;       // empty = the shootout's own
     int block = 0;                   // 0 = try several
-    int warps = 0, group_size = 0;   // of the triton rungs; 0 = by the tutorial's rules
-    std::string json, csv;           // files; "" = none
+    std::string json;                // file; "" = none
     std::string gpu = "sm_90a";      // of --explain
     std::string command;             // all that was typed
 
@@ -94,9 +93,6 @@ inline Table shootout_table(ShootoutOptions* options, const char* program) {
           "fp32, bf16, fp16 or fp64 (for versions that have it: the shipped function)");
     t.add("--block B", &o.block, {1, 1024, "threads"},
           "threads per block; left out: several are tried and the fastest is shown");
-    t.add("--warps W", &o.warps, {1, 32, "warps"}, "triton: warps of a block; left out: the tutorial's rule");
-    t.add("--group-size-m G", &o.group_size, {1, 65536},
-          "triton, backward: buffers that rows are added into; left out: likewise");
     t.add("--sweep", &o.sweep,
           "4096 rows of 512 i columns, i = 2..31, fp16; the shipped function unless others are named");
     t.add("--latency", &o.latency,
@@ -104,16 +100,14 @@ inline Table shootout_table(ShootoutOptions* options, const char* program) {
     t.add("--accumulate", &o.accumulate,
           "backward: dinp += instead of =, for versions that have it; roof 3R1W");
     t.add("--cold", &o.cold, "leave out the column of the time when inputs and outputs stay in L2");
-    t.add("--json FILE", &o.json, "write every row, and what it was measured on, to FILE");
-    t.add("--csv FILE", &o.csv, "write the rows to FILE, a line each; --sweep does so without being asked");
+    t.add("--json FILE", &o.json,
+          "write every row, and what it was measured on, to FILE; --sweep does so without being asked");
     t.add("--explain", &o.explain,
           "LayerNorm: print which kernel and layout takes each --shape, and why; needs no GPU");
     t.add("--gpu ARCH", &o.gpu, {.choices = "sm_90a sm_80"},
           "--explain: for an H100, sm_90a, or an A100, sm_80");
     t.add("--for-sanitizer", &o.for_sanitizer, {.needed = "check"},
           "--check: few repetitions, and outputs start as allocated, for compute-sanitizer");
-    t.add("--verbose", &o.verbose,
-          "one line per output: worst error, share of elements not correctly rounded");
     return t;
 }
 

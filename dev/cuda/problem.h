@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "dev/cuda/bounds.h"
-#include "dev/cuda/numbers.h"
 #include "llmc/host/base/error.h"
+#include "llmc/host/base/philox.h"
 
 namespace llmc {
 
@@ -86,11 +86,11 @@ struct Problem {
     Dtype dtype;
     int64_t N;
     int C;
-    float eps;
-    std::string inputs;  // the kind: normal, constant, ...
-    int reads, writes;   // streams of N x C elements that no version can avoid: roof and useful bytes
-    std::vector<Input> in;
-    std::vector<Output> out;
+    float eps = 0;
+    std::string inputs;         // the kind: normal, constant, ...
+    int reads = 0, writes = 0;  // streams of N x C elements that no version can avoid: roof and useful bytes
+    std::vector<Input> in{};
+    std::vector<Output> out{};
     CallForm form{};
     int T = 0;         // as in Shape
     double flops = 0;  // of an op that is not a matter of bytes alone
@@ -106,6 +106,20 @@ struct Problem {
         return fmt::format("{} {}x{}{}{}", format_of(dtype).name, N, C, form.plain() ? "" : " ", form.name);
     }
 };
+
+// without tensors
+inline Problem empty_problem(const char* op, Dtype dtype, Shape shape, Inputs kind, const CallForm& form,
+                             int reads, int writes) {
+    return {.op = op,
+            .dtype = dtype,
+            .N = shape.N,
+            .C = shape.C,
+            .inputs = kInputsNames[(int)kind],
+            .reads = reads,
+            .writes = writes,
+            .form = form,
+            .T = shape.T};
+}
 
 // what --check tries, and what is raced
 struct CheckItem {
@@ -132,7 +146,6 @@ struct Verdict {
     double found = 0, bound = 0;
     bool unwritten = false;  // there
     int64_t over = 0;        // elements over their bound
-    int64_t misrounded = 0;  // elements that are not the truth correctly rounded
     int64_t elements = 0;
     bool ok() const { return over == 0; }
 
@@ -145,7 +158,6 @@ struct Verdict {
             unwritten = v.unwritten;
         }
         over += v.over;
-        misrounded += v.misrounded;
         elements += v.elements;
     }
 };
@@ -171,7 +183,6 @@ inline Verdict judge(const Output& out, const Sums& sums, const std::byte* raw, 
     v.worst = v.unwritten ? std::numeric_limits<double>::infinity()
                           : error_ratio(v.found, (*out.truth)[i], v.bound);
     v.over = !(v.worst <= 1);
-    v.misrounded = std::isfinite((*out.truth)[i]) && v.found != round_to((*out.truth)[i], f);
     return v;
 }
 
@@ -206,5 +217,103 @@ struct Rows {
     T* data;
     int64_t stride;  // elements
 };
+
+// ---- inputs: random numbers, and those that break careless kernels
+
+constexpr uint64_t kSeed = 1607'06450;  // arXiv's number of the LayerNorm paper
+// independent streams of random numbers
+enum Draw : uint32_t { kDrawInp, kDrawWeight, kDrawBias, kDrawDout, kDrawInp2, kDrawBefore };
+
+inline double normal_at(Draw draw, int64_t i) {
+    return random_normal(kSeed, RandomUse::kFixture, draw, 0, i);
+}
+inline double uniform_at(Draw draw, int64_t i) {
+    return to_uniform(random_bits(kSeed, RandomUse::kFixture, draw, 0, i)[0]);
+}
+
+// a few units of the smallest subnormal number
+inline double denormal(const Format& f, double n) {
+    return n * 64 * std::ldexp(1.0, f.min_exponent() - f.mantissa_bits());
+}
+
+// of the numbers about their mean
+inline double deviation(Inputs kind, const Format& f) {
+    if (kind == Inputs::kOffset) { return f.precision >= 24 ? 1e-2 : 1; }
+    return kind == Inputs::kConstant ? 1 : kind == Inputs::kOutlier ? 0.1 : 0.5;
+}
+
+inline double inp_at(Inputs kind, const Format& f, int64_t row, int col, int C) {
+    double n = normal_at(kDrawInp, row * C + col);
+    bool marked = col == (int)(row * 7 % C);  // one element of each row
+    constexpr double kNonFinite[] = {INFINITY, -INFINITY, NAN};
+    switch (kind) {
+        case Inputs::kOffset:
+            return (f.precision >= 24 ? 1e4 : 100) + deviation(kind, f) * n;
+        case Inputs::kConstant:
+            return normal_at(kDrawInp, row) * std::pow(10.0, (double)(row % 7) - 3);
+        case Inputs::kOutlier:
+            return marked ? 1e4 : deviation(kind, f) * n;
+        case Inputs::kDenormal:
+            return denormal(f, n);
+        case Inputs::kInteger:
+            return n > 0 ? 1 : -1;
+        default:
+            bool finite = kind == Inputs::kNormal || !marked || row % 4 == 0;
+            return finite ? -2.3 + deviation(kind, f) * n : kNonFinite[row % 4 - 1];
+    }
+}
+
+// what the residual stream gets added: of the size of inp's deviations, so that the sum is of inp's kind
+inline double inp2_at(Inputs kind, const Format& f, int64_t row, int col, int C) {
+    double n = normal_at(kDrawInp2, kind == Inputs::kConstant ? row : row * C + col);
+    if (kind == Inputs::kDenormal) { return denormal(f, n); }
+    return kind == Inputs::kInteger ? (n > 0 ? 1 : -1) : deviation(kind, f) * n;
+}
+
+// For kInteger: -1, 0, 1; so few ones that a column's sum, at most 6 x 40 whatever N, fits bf16's 8 bits.
+inline double dout_at(Inputs kind, int64_t row, int col, int64_t N, int C) {
+    int64_t i = row * C + col;
+    if (kind != Inputs::kInteger) { return 0.1 * normal_at(kDrawDout, i); }
+    auto bits = random_bits(kSeed, RandomUse::kFixture, kDrawDout, 0, i);
+    double ones = std::min(2.0 / 3, 1600.0 / (double)N);
+    return to_uniform(bits[0]) >= ones ? 0 : bits[1] & 1 ? 1 : -1;
+}
+
+// what a += form finds: of the size of a gradient; for kInteger -8 .. 7, which leaves the sums above exact
+inline double before_at(Inputs kind, int64_t i) {
+    return kind == Inputs::kInteger ? std::floor(16 * uniform_at(kDrawBefore, i)) - 8
+                                    : 0.3 * normal_at(kDrawBefore, i);
+}
+
+// rows x cols values, rounded to dtype
+inline Values make_values(Dtype dtype, int64_t rows, int cols,
+                          const std::function<double(int64_t row, int col)>& value_at) {
+    std::vector<double> values(rows * cols);
+#pragma omp parallel for collapse(2)
+    for (int64_t row = 0; row < rows; row++) {
+        for (int col = 0; col < cols; col++) { values[row * cols + col] = value_at(row, col); }
+    }
+    round_all(values, format_of(dtype));
+    return std::make_shared<const std::vector<double>>(std::move(values));
+}
+
+inline Values make_inp(Inputs kind, Dtype dtype, int64_t N, int C) {
+    return make_values(dtype, N, C,
+                       [&](int64_t row, int col) { return inp_at(kind, format_of(dtype), row, col, C); });
+}
+inline Values make_vector(Dtype dtype, int C, Draw draw) {
+    return make_values(dtype, 1, C, [&](int64_t, int col) { return uniform_at(draw, col); });
+}
+inline Values make_before(Inputs kind, Dtype dtype, int64_t rows, int cols) {
+    return make_values(dtype, rows, cols,
+                       [&](int64_t row, int col) { return before_at(kind, row * cols + col); });
+}
+
+inline Values share(std::vector<double>&& values) {
+    return std::make_shared<const std::vector<double>>(std::move(values));
+}
+
+// the accumulators' type: mean and rstd are kept in it
+inline Dtype statistics_of(Dtype dtype) { return dtype == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32; }
 
 }  // namespace llmc

@@ -2,8 +2,6 @@
 // for the same bits over all the buffers of the ring.
 #pragma once
 #include "dev/cuda/checks.cuh"
-#include "dev/cuda/known_roofs.h"
-#include "dev/cuda/latency.cuh"
 #include "dev/cuda/roof.cuh"
 
 namespace llmc {
@@ -23,12 +21,14 @@ static __global__ void count_differences_kernel(unsigned long long* count, const
 // counts, on the device, the bytes in which outputs differ
 class Differences {
 public:
-    Differences() : count_(sizeof(unsigned long long)) { check(cudaMemset(count_.data(), 0, count_.size())); }
-    void add(const TensorSet& a, const TensorSet& b, cudaStream_t stream) {
+    Differences() : count_(sizeof(unsigned long long)) {
+        check(cudaMemset(count_.data(), 0, sizeof(unsigned long long)));
+    }
+    void add(const TensorSet& a, const TensorSet& b) {
         for (size_t i = 0; i < a.outputs().size(); i++) {
             const Tensor &x = a.outputs()[i], &y = b.outputs()[i];
-            count_differences_kernel<<<1024, 256, 0, stream>>>((unsigned long long*)count_.data(), x.data(),
-                                                               y.data(), (int64_t)x.bytes());
+            count_differences_kernel<<<1024, 256, 0, kStream>>>((unsigned long long*)count_.data(), x.data(),
+                                                                y.data(), (int64_t)x.bytes());
             check_launch();
         }
     }
@@ -64,38 +64,23 @@ struct Ring {
 };
 
 struct Contest {
-    const Shootout& shootout;
     const ShootoutOptions& options;
     const Problem& problem;
-    const Stream& stream;
     Ring& ring;
 
     Replay replay(const Version& version, int block, int sets) const {
-        return Replay(stream, sets,
-                      [&, block](int set) { version.launch(ring.sets[set], problem, block, stream); });
+        return Replay(sets, [&, block](int set) { version.launch(ring.sets[set], problem, block); });
     }
 };
 
-inline Findings judge_all_blocks(const Contest& c, const Version& version) {
-    Findings findings;
-    for (int block : blocks_of(version, c.options)) {
-        findings.merge(judge_launch(version, c.problem, c.ring.first, block, c.stream, c.options));
-    }
-    return findings;
-}
-
 inline int fastest_block(const Contest& c, const Version& version, const std::vector<int>& blocks) {
     if (blocks.size() == 1) { return blocks.front(); }
-    int best = 0;
-    double best_us = INFINITY;
+    std::map<double, int> by_time;
     for (int block : blocks) {
-        double us = c.replay(version, block, (int)c.ring.sets.size()).time(1, kSweepReplays).median;
-        if (us < best_us) {
-            best_us = us;
-            best = block;
-        }
+        Replay replay = c.replay(version, block, (int)c.ring.sets.size());
+        by_time.emplace(replay.time(1, kSweepReplays).median, block);
     }
-    return best;
+    return by_time.begin()->second;
 }
 
 // Launches that must all give the bits of the first ones; each set's outputs are looked at after every
@@ -103,40 +88,42 @@ inline int fastest_block(const Contest& c, const Version& version, const std::ve
 inline std::string bits_after(const Contest& c, const Version& version, int block, const Replay& replay) {
     const int kLaunches = replay.affordable(50, 1);
     c.ring.first.poison();
-    for (int i = 0; i < replay.rounds(); i++) { version.launch(c.ring.first, c.problem, block, c.stream); }
+    for (int i = 0; i < replay.rounds(); i++) { version.launch(c.ring.first, c.problem, block); }
     Differences differences;
     int launches = 0;
     while (launches < kLaunches) {
         c.ring.poison();
         replay.once();
-        for (const auto& set : c.ring.sets) { differences.add(c.ring.first, set, c.stream); }
+        for (const auto& set : c.ring.sets) { differences.add(c.ring.first, set); }
         launches += (int)c.ring.sets.size();
-        c.stream.wait();
+        wait();
     }
     unsigned long long bytes = differences.total();
     return bytes == 0 ? fmt::format("yes ({})", launches)
                       : fmt::format("NO: {} bytes differ in {} launches", bytes, launches);
 }
 
-inline Row race_version(const Contest& c, const Version& version, const Roof& roof) {
-    const Problem& p = c.problem;
-    Row row{.op = p.op,
-            .version = version.name,
-            .idea = version.idea,
+inline Row untimed(const Problem& p, const char* version, const char* idea) {
+    return {.op = p.op,
+            .version = version,
+            .idea = idea,
             .dtype = format_of(p.dtype).name,
             .N = p.N,
             .C = p.C,
             .T = p.T,
             .useful_bytes = p.useful_bytes(),
-            .flops = p.flops,
-            .roof_us = roof.us.median,
-            .roof_known_us = roof.known_us,
-            .roof_counts = roof.counts(),
-            .roof = roof.mix()};
+            .flops = p.flops};
+}
+
+inline Row race_version(const Contest& c, const Version& version, const Roof& roof) {
+    const Problem& p = c.problem;
+    Row row = untimed(p, version.name, version.idea);
+    row.roof_us = roof.us.median;
+    row.roof_counts = roof.counts();
+    row.roof = roof.mix();
     c.ring.set_scratch(version.scratch(p));
-    Findings findings = judge_all_blocks(c, version);
+    Findings findings = check_version(version, p, {}, c.ring.first, c.options);
     if (!findings.blocks.empty()) { row.error_over_bound = findings.worst; }
-    row.misrounded = findings.misrounded_share();
     row.ok = findings.ok();
     if (!row.ok) {
         print_faults(p, version.name, findings.faults);
@@ -170,11 +157,24 @@ struct Roofs {
     }
 };
 
+// The longest of bytes and the op's floors. The problem's bytes are shared out to as many streams as a roof has.
+inline Roof measure_longest(const Problem& p, std::vector<std::pair<const char*, double>> floors) {
+    const int reads = std::min(p.reads, 3), writes = std::min(p.writes, 2);
+    Roof roof = measure_roof(reads, writes, false, p.useful_bytes() / (reads + writes));
+    floors.emplace_back("bytes", roof.us.median);
+    roof.parts = std::move(floors);
+    for (const auto& [name, us] : roof.parts) {
+        if (us >= roof.us.median) { roof.us.median = roof.us.p20 = roof.us.p80 = us; }
+    }
+    return roof;
+}
+
 // gpu: its name. Code that is not for Hopper overlaps nothing.
-inline Roofs measure_roofs(const Problem& p, const std::vector<Version>& versions, const Stream& stream,
+inline Roofs measure_roofs(const Shootout& s, const Problem& p, const std::vector<Version>& versions,
                            const std::string& gpu) {
+    if (s.floors) { return {measure_longest(p, s.floors(p)), {}}; }
     auto measured = [&](bool pdl) {
-        Roof roof = measure_roof(stream, p.reads, p.writes, pdl, p.stream_bytes());
+        Roof roof = measure_roof(p.reads, p.writes, pdl, p.stream_bytes());
         roof.known_us = known_roof_us(gpu, p.stream_bytes(), roof.reads, roof.writes);
         return roof;
     };
@@ -208,24 +208,25 @@ struct Race {
     const ShootoutOptions& options;
     Machine machine;
     Report report;
-    Stream stream;
 
     Race(const Shootout& s, const ShootoutOptions& o) : shootout(s), options(o) {}
     // after every shape: a run cut short keeps what it had
     void save() const {
-        if (!options.json.empty()) { report.save(options.json); }
-        if (!csv_file().empty()) { report.save_csv(csv_file()); }
+        if (!file().empty()) { report.save(file()); }
     }
-    std::string csv_file() const {
-        if (!options.csv.empty() || !options.sweep) { return options.csv; }
-        return fmt::format("{}_sweep{}.csv", shootout.op, options.accumulate ? "_accumulate" : "");
+    std::string file() const {
+        if (!options.json.empty() || !options.sweep) { return options.json; }
+        return fmt::format("{}_sweep{}.json", shootout.op, options.accumulate ? "_accumulate" : "");
     }
+    Columns columns(const Row& row) const {
+        auto of = options.latency ? latency_columns : options.sweep ? sweep_columns : table_columns;
+        return of(row, options.warm);
+    }
+    void print_head(double flops = 0) const { std::printf("%s", head_of(columns({.flops = flops})).c_str()); }
     void finish(const Row& row) {
-        auto line = options.latency ? latency_line : options.sweep ? sweep_line : table_line;
-        std::printf("%s", line(row, options.warm).c_str());
+        std::printf("%s", line_of(columns(row), row).c_str());
         std::fflush(stdout);
         report.rows.push_back(json_row(row));
-        report.csv += csv_row(row);
         report.wrong += !row.ok;
     }
 };
@@ -234,32 +235,14 @@ struct Race {
 inline std::vector<Version> contestants(const Race& race, const Problem& p) {
     std::vector<Version> versions;
     const ShootoutOptions& o = race.options;
-    for (const auto& version : race.shootout.ladder(p.dtype, o)) {
+    for (const auto& version : race.shootout.ladder(p.dtype)) {
         bool asked = (o.sweep || o.latency) && o.only.empty() ? version.traits.every_form : version.wanted(o);
         if (asked && version.takes(p)) { versions.push_back(version); }
     }
     return versions;
 }
 
-// --latency: the roof is one block that copies the rows, over the ring that the versions go round
-inline void latency_item(Race& race, const Problem& p, const std::vector<Version>& versions) {
-    Ring ring(p);
-    Roof copy = measure_one_block(race.stream, p, ring.sets);
-    JsonObject o;
-    o.set("op", p.op).set("dtype", format_of(p.dtype).name).set({{"N", (double)p.N}, {"C", p.C}});
-    race.report.roofs.push_back(copy.write(o).str());
-    Contest contest{race.shootout, race.options, p, race.stream, ring};
-    for (const auto& version : versions) {
-        Row row = race_version(contest, version, copy);
-        row.roof = copy.mix() + " one block";
-        if (row.note.empty()) {
-            row.note = fmt::format("copy: {} threads, {} vectors each", copy.threads, copy.unroll);
-        }
-        race.finish(row);
-    }
-    race.save();
-}
-
+// --latency: the roof is one block that copies the rows, over the ring that the versions go round.
 inline void race_item(Race& race, const RaceItem& item) {
     const ShootoutOptions& o = race.options;
     Problem p = race.shootout.problem(item.dtype, item.shape, Inputs::kNormal, form_of(o));
@@ -269,21 +252,29 @@ inline void race_item(Race& race, const RaceItem& item) {
         std::printf("\n%s %s: none of the versions asked for takes it\n", p.op.c_str(), p.shape().c_str());
         return;
     }
-    if (o.latency) { return latency_item(race, p, versions); }
-    Roofs roofs = race.shootout.roof ? Roofs{race.shootout.roof(p, race.stream), {}}
-                                     : measure_roofs(p, versions, race.stream, race.machine.gpu);
+    Roofs roofs{};
+    if (!o.latency) { roofs = measure_roofs(race.shootout, p, versions, race.machine.gpu); }
     Ring ring(p);
-    if (!o.sweep) {
+    if (o.latency) { roofs.plain = measure_one_block(p, ring.sets); }
+    const bool table = !o.sweep && !o.latency;
+    if (table) {
         std::printf("\n%s %s: %.1f MB, %s, ring of %zu sets\n", p.op.c_str(), p.shape().c_str(),
                     p.useful_bytes() / 1e6, roofs.plain.str().c_str(), ring.sets.size());
         if (roofs.pdl.bytes > 0) { std::printf("for overlapping launches %s\n", roofs.pdl.str().c_str()); }
     }
     report_roof(p, roofs.plain, (int)ring.sets.size(), race.report);
     if (roofs.pdl.bytes > 0) { report_roof(p, roofs.pdl, (int)ring.sets.size(), race.report); }
-    if (!o.sweep) { std::printf("%s", table_head(o.warm, p.flops > 0).c_str()); }
-    Contest contest{race.shootout, o, p, race.stream, ring};
+    if (table) { race.print_head(p.flops); }
     for (const auto& version : versions) {
-        race.finish(race_version(contest, version, roofs.of(version, p)));
+        Row row = race_version({o, p, ring}, version, roofs.of(version, p));
+        if (o.latency) {
+            const Roof& copy = roofs.plain;
+            row.roof += " one block";
+            if (row.note.empty()) {
+                row.note = fmt::format("copy: {} threads, {} vectors each", copy.threads, copy.unroll);
+            }
+        }
+        race.finish(row);
     }
     race.save();
 }
@@ -293,22 +284,14 @@ inline void race_cpu(Race& race) {
     constexpr int kRuns = 5;
     const CpuVersion& cpu = race.shootout.cpu;
     Problem p = race.shootout.problem(Dtype::kFp32, cpu.shape, Inputs::kNormal, {});
-    Row row{.op = p.op,
-            .version = cpu.name,
-            .idea = cpu.idea,
-            .dtype = "fp32",
-            .N = p.N,
-            .C = p.C,
-            .T = p.T,
-            .useful_bytes = p.useful_bytes(),
-            .flops = p.flops,
-            .note = "host clock"};
+    Row row = untimed(p, cpu.name, cpu.idea);
+    row.note = "host clock";
     Findings findings = check_cpu(cpu, p, &row.us, kRuns);
     row.error_over_bound = findings.worst;
-    row.misrounded = findings.misrounded_share();
     row.ok = findings.ok();
-    std::printf("\n%s %s on the CPU: a smaller shape, the host's clock: do not compare with what follows\n%s",
-                p.op.c_str(), p.shape().c_str(), table_head(race.options.warm, p.flops > 0).c_str());
+    std::printf("\n%s %s on the CPU: a smaller shape, the host's clock: do not compare with what follows\n",
+                p.op.c_str(), p.shape().c_str());
+    race.print_head(p.flops);
     print_faults(p, cpu.name, findings.faults);
     race.finish(row);
     race.save();
@@ -335,21 +318,20 @@ inline std::vector<RaceItem> race_list(const Shootout& s, const ShootoutOptions&
 inline int run_races(const Shootout& s, const ShootoutOptions& o) {
     if (!has_device()) { throw Error(kExitDevice, fmt::format("{}: no CUDA device: nothing checked", s.op)); }
     Race race(s, o);
-    race.report.context = race.machine.json();
+    race.report.context = race.machine.json;
     race.report.context.set("op", s.op).set("command", o.command);
     race.report.context.set({{"warmup_replays", kWarmupReplays}, {"replays", kReplays}});
-    std::printf("%s\n", race.machine.str().c_str());
+    std::printf("%s\n", race.machine.text.c_str());
     race.save();
-    if (o.latency) { std::printf("\n%s, one row\n%s", s.op, latency_head(o.warm).c_str()); }
     if (!o.sweep && !o.latency && !o.accumulate && o.wants(s.cpu.name)) { race_cpu(race); }
-    if (o.sweep) {
-        std::printf("\n%s%s\n%s", s.op, o.accumulate ? ", dinp +=" : "", sweep_head(o.warm).c_str());
+    if (o.sweep || o.latency) {
+        std::printf("\n%s%s\n", s.op, o.latency ? ", one row" : o.accumulate ? ", dinp +=" : "");
+        race.print_head();
     }
     for (const auto& item : race_list(s, o)) { race_item(race, item); }
-    if (!o.json.empty()) { std::printf("\nwritten: %s\n", o.json.c_str()); }
-    if (!race.csv_file().empty()) {
-        std::printf("\nwritten: %s; a picture of a sweep: dev/bench/plots.py sweep %s -o sweep.svg\n",
-                    race.csv_file().c_str(), race.csv_file().c_str());
+    if (!race.file().empty()) { std::printf("\nwritten: %s\n", race.file().c_str()); }
+    if (o.sweep) {
+        std::printf("a picture: dev/bench/plots.py sweep %s -o sweep.svg\n", race.file().c_str());
     }
     if (race.report.slow_roofs > 0) {
         std::printf(

@@ -40,11 +40,10 @@ struct Row {
     Times us{};
     double warm_us = NAN;
     double useful_bytes = 0, flops = 0;  // flops: of an op that is not a matter of bytes alone
-    double roof_us = NAN, roof_known_us = NAN;
+    double roof_us = NAN;
     bool roof_counts = true;  // not slower than is known of this GPU
     std::string roof = "-";   // which: 2R1W
     double error_over_bound = NAN;
-    double misrounded = NAN;  // share of the elements of T that are not the truth correctly rounded
     std::string bit_exact = "-";
     std::string note{};  // why there is no time, or how it was taken
     bool ok = true;
@@ -61,24 +60,59 @@ inline std::string cell(const char* format, double value) {
     return std::isfinite(value) ? text : std::isinf(value) ? "inf" : "-";
 }
 
-inline std::string table_head(bool warm, bool flops = false) {
-    return fmt::format("{:50} {:>5} {:>10} {:>10} {:>10}{} {:>6} {:>7} {:>11} {}\n", "version", "block", "us",
-                       "p20", "p80", warm ? "    warm us" : "", flops ? "TF/s" : "GB/s", "% roof",
-                       "err/bound", "bit-exact");
+// ---- tables: of a problem, of a sweep (a shape a line), of single rows, whose roof is a copy --------------
+
+struct Column {
+    const char* name;
+    int width;  // < 0: from the left
+    std::string text;
+};
+using Columns = std::vector<Column>;
+
+inline Columns table_columns(const Row& row, bool warm) {
+    const bool flops = row.flops > 0;
+    Columns columns = {{"version", -50, row.version + "  " + row.idea},
+                       {"block", 5, row.block ? fmt::format("{}", row.block) : "-"},
+                       {"us", 10, cell("%.2f", row.us.median)},
+                       {"p20", 10, cell("%.2f", row.us.p20)},
+                       {"p80", 10, cell("%.2f", row.us.p80)},
+                       {"warm us", 10, cell("%.2f", row.warm_us)},
+                       {flops ? "TF/s" : "GB/s", 6, cell("%.0f", flops ? row.tflop_per_s() : row.gb_per_s())},
+                       {"% roof", 7, cell("%.1f", row.percent_of_roof())},
+                       {"err/bound", 11, cell("%.4f", row.error_over_bound)}};
+    if (!warm) { columns.erase(columns.begin() + 5); }
+    return columns;
+}
+inline Columns sweep_columns(const Row& row, bool warm) {
+    Columns columns = table_columns(row, warm);
+    columns[0] = {"version", -8, row.version};
+    columns[3] = {"roof us", 10, cell("%.2f", row.roof_us)};
+    columns[4] = {"N x C", 12, fmt::format("{}x{}", row.N, row.C)};
+    std::rotate(columns.begin() + 1, columns.begin() + 4, columns.begin() + 5);
+    return columns;
+}
+inline Columns latency_columns(const Row& row, bool) {
+    return {{"version", -8, row.version},
+            {"C", 7, fmt::format("{}", row.C)},
+            {"dtype", 5, row.dtype},
+            {"copy us", 10, cell("%.2f", row.roof_us)},
+            {"us", 10, cell("%.2f", row.us.median)},
+            {"over us", 10, cell("%.2f", row.us.median - row.roof_us)},
+            {"err/bound", 11, cell("%.4f", row.error_over_bound)}};
 }
 
-inline std::string table_line(const Row& row, bool warm) {
-    std::string line = fmt::format("{:50} {:>5}", row.version + "  " + row.idea,
-                                   row.block ? fmt::format("{}", row.block) : "-");
-    for (double us : {row.us.median, row.us.p20, row.us.p80}) {
-        line += fmt::format(" {:>10}", cell("%.2f", us));
+inline std::string line_of(const Columns& columns, const std::string& rest, bool names = false) {
+    std::string line;
+    for (const auto& [name, width, text] : columns) {
+        const std::string shown = names ? name : text;
+        line += width < 0 ? fmt::format("{:<{}} ", shown, -width) : fmt::format("{:>{}} ", shown, width);
     }
-    if (warm) { line += fmt::format(" {:>10}", cell("%.2f", row.warm_us)); }
-    double rate = row.flops > 0 ? row.tflop_per_s() : row.gb_per_s();
-    line += fmt::format(" {:>6} {:>7} {:>11} {}", cell("%.0f", rate), cell("%.1f", row.percent_of_roof()),
-                        cell("%.4f", row.error_over_bound), row.bit_exact);
-    if (!row.note.empty()) { line += "  " + row.note; }
-    return line + (row.ok ? "\n" : "  WRONG\n");
+    return line + rest + "\n";
+}
+inline std::string head_of(const Columns& columns) { return line_of(columns, "bit-exact", true); }
+inline std::string line_of(const Columns& columns, const Row& row) {
+    return line_of(columns,
+                   row.bit_exact + (row.note.empty() ? "" : "  ") + row.note + (row.ok ? "" : "  WRONG"));
 }
 
 // ---- JSON ---------------------------------------------------------------------------------------
@@ -125,70 +159,8 @@ inline std::string json_row(const Row& row) {
     o.set({{"us", row.us.median}, {"p20_us", row.us.p20}, {"p80_us", row.us.p80}, {"warm_us", row.warm_us}});
     o.set({{"useful_bytes", row.useful_bytes}, {"gb_per_s", row.gb_per_s()}});
     o.set("roof", row.roof).set({{"roof_us", row.roof_us}, {"percent_of_roof", row.percent_of_roof()}});
-    o.set({{"error_over_bound", row.error_over_bound}, {"misrounded_share", row.misrounded}});
+    o.set({{"error_over_bound", row.error_over_bound}}).set("roof_counts", row.roof_counts);
     return o.set("bit_exact", row.bit_exact).set("note", row.note).set("ok", row.ok).str();
-}
-
-// ---- CSV ----------------------------------------------------------------------------------------
-
-inline std::string csv_head() {
-    return "op,version,idea,dtype,N,C,block,us,p20_us,p80_us,warm_us,useful_bytes,gb_per_s,roof,roof_us,"
-           "percent_of_roof,error_over_bound,misrounded_share,bit_exact,ok,note,roof_known_us,roof_counts\n";
-}
-
-// what is not a number stays empty; texts are quoted
-inline std::string csv_row(const Row& row) {
-    auto text = [](const std::string& words) {
-        std::string out = "\"";
-        for (char c : words) { out += c == '"' ? "\"\"" : std::string(1, c); }
-        return out + "\",";
-    };
-    auto numbers = [](std::initializer_list<double> values) {
-        std::string out;
-        for (double value : values) {
-            out += (std::isfinite(value) ? fmt::format("{:.9g}", value) : "") + ",";
-        }
-        return out;
-    };
-    return text(row.op) + text(row.version) + text(row.idea) + text(row.dtype) +
-           numbers({(double)row.N, (double)row.C, (double)row.block, row.us.median, row.us.p20, row.us.p80,
-                    row.warm_us, row.useful_bytes, row.gb_per_s()}) +
-           text(row.roof) +
-           numbers({row.roof_us, row.percent_of_roof(), row.error_over_bound, row.misrounded}) +
-           text(row.bit_exact) + (row.ok ? "1," : "0,") + text(row.note) + numbers({row.roof_known_us}) +
-           (row.roof_counts ? "yes\n" : "no\n");
-}
-
-// a shape a line, for --sweep
-inline std::string sweep_head(bool warm) {
-    return fmt::format("{:8} {:>12} {:>5} {:>10}{} {:>6} {:>10} {:>7} {:>11} {}\n", "version", "N x C",
-                       "block", "us", warm ? "    warm us" : "", "GB/s", "roof us", "% roof", "err/bound",
-                       "bit-exact");
-}
-inline std::string sweep_line(const Row& row, bool warm) {
-    std::string line =
-        fmt::format("{:8} {:>12} {:>5} {:>10}", row.version, fmt::format("{}x{}", row.N, row.C),
-                    row.block ? fmt::format("{}", row.block) : "-", cell("%.2f", row.us.median));
-    if (warm) { line += fmt::format(" {:>10}", cell("%.2f", row.warm_us)); }
-    line +=
-        fmt::format(" {:>6} {:>10} {:>7} {:>11} {}", cell("%.0f", row.gb_per_s()), cell("%.2f", row.roof_us),
-                    cell("%.1f", row.percent_of_roof()), cell("%.4f", row.error_over_bound), row.bit_exact);
-    if (!row.note.empty()) { line += "  " + row.note; }
-    return line + (row.ok ? "\n" : "  WRONG\n");
-}
-
-// one row, for --latency; its roof is the copy
-inline std::string latency_head(bool) {
-    return fmt::format("{:8} {:>7} {:>5} {:>10} {:>10} {:>10} {:>11} {}\n", "version", "C", "dtype",
-                       "copy us", "us", "over us", "err/bound", "bit-exact");
-}
-inline std::string latency_line(const Row& row, bool) {
-    std::string line = fmt::format("{:8} {:7} {:>5} {:>10} {:>10} {:>10} {:>11} {}", row.version, row.C,
-                                   row.dtype, cell("%.2f", row.roof_us), cell("%.2f", row.us.median),
-                                   cell("%.2f", row.us.median - row.roof_us),
-                                   cell("%.4f", row.error_over_bound), row.bit_exact);
-    if (!row.note.empty()) { line += "  " + row.note; }
-    return line + (row.ok ? "\n" : "  WRONG\n");
 }
 
 // ---- files --------------------------------------------------------------------------------------
@@ -198,7 +170,6 @@ struct Report {
     JsonObject context;              // the machine, the date
     std::vector<std::string> roofs;  // an object per shape
     std::vector<std::string> rows;
-    std::string csv = csv_head();
     int wrong = 0, slow_roofs = 0;  // slow: slower than is known of this GPU
 
     void save(const std::string& path) const {
@@ -207,23 +178,12 @@ struct Report {
             for (const auto& object : objects) { text += (text.empty() ? "\n    " : ",\n    ") + object; }
             return "[" + text + "]";
         };
-        write("--json", path,
-              fmt::format("{{\n  \"context\": {},\n  \"roofs\": {},\n  \"rows\": {}\n}}\n", context.str(),
-                          list(roofs), list(rows)));
-    }
-    void save_csv(const std::string& path) const { write("--csv", path, csv); }
-
-private:
-    static void write(const char* option, const std::string& path, const std::string& text) {
+        const std::string text = fmt::format("{{\n  \"context\": {},\n  \"roofs\": {},\n  \"rows\": {}\n}}\n",
+                                             context.str(), list(roofs), list(rows));
         std::FILE* file = std::fopen(path.c_str(), "w");
-        bool ok = file != nullptr;
-        if (ok) {
-            ok = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-            ok = std::fclose(file) == 0 && ok;
-        }
-        if (!ok) {
-            throw Error(kExitUsage,
-                        fmt::format("{}: cannot write {}: {}", option, path, std::strerror(errno)));
+        const bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+        if (file == nullptr || std::fclose(file) != 0 || !written) {
+            throw Error(kExitUsage, fmt::format("--json: cannot write {}: {}", path, std::strerror(errno)));
         }
     }
 };

@@ -3,11 +3,7 @@
 //   make dev/cuda/residual_layernorm_forward && dev/cuda/residual_layernorm_forward     all versions
 //   dev/cuda/residual_layernorm_forward --check                                         correctness only
 // Read llmc/layernorm/ladder/residual/v0.h first. v1 is what it costs without the fusion.
-#include "dev/cuda/harness.cuh"
-#include "dev/cuda/layernorm_explain.h"
-#include "dev/cuda/layernorm_problems.h"
-#include "dev/cuda/layernorm_rungs.h"
-#include "dev/cuda/layernorm_shipped.cuh"
+#include "dev/cuda/layernorm_rungs.cuh"
 #include "llmc/layernorm/ladder/residual/v0.h"
 #include "llmc/layernorm/ladder/residual/v1.cuh"
 #include "llmc/layernorm/ladder/residual/v2.cuh"
@@ -15,19 +11,14 @@
 
 using namespace llmc;
 
-template <typename T>
-using Launch = void(T* residual, T* out, acc_t<T>* mean, acc_t<T>* rstd, const T* inp, const T* inp2,
-                    const T* weight, const T* bias, int64_t N, int C, float eps, cudaStream_t stream,
-                    int block);
-
 // the problem's core contract; a colleague of rung<T>() in layernorm_forward.cu
 template <typename T>
-Version rung(const char* name, const char* idea, std::function<Launch<T>> launch,
-             Sums (*sums)(int64_t N, int C, int block), const Traits& traits = {}) {
-    auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
+Version rung(const char* name, const char* idea, auto launch, Sums (*sums)(int64_t N, int C, int block),
+             const Traits& traits = {}) {
+    auto run = [launch](const TensorSet& t, const Problem& p, int block) {
         launch(t.get<T>("residual"), t.get<T>("out"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"),
                t.get<T>("inp"), t.get<T>("inp2"), t.get<T>("weight"), t.get<T>("bias"), p.N, p.C, p.eps,
-               stream, block);
+               kStream, block);
     };
     return {.name = name, .idea = idea, .launch = run, .sums = sums, .traits = traits};
 }
@@ -57,27 +48,14 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
                                        (int)p.N / B, p.C, p.eps);
 }
 
-std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions&) {
+std::vector<Version> ladder_for(Dtype dtype) {
     if (dtype == Dtype::kFp64) { return with_shipped_forward<double>({}); }
     if (dtype == Dtype::kFp32) { return ladder<float>(); }
     return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : ladder<__half>();
 }
 
 int main(int argc, char** argv) {
-    Shootout shootout{
-        .op = "residual_layernorm_forward",
-        .cpu = {.name = "v0",
-                .idea = "one CPU thread, float sums",
-                .run = run_cpu,
-                .sums = [](int64_t, int C) { return Sums{.row = (double)C, .from_first = false}; },
-                .shape = {2048, 768}},
-        .ladder = ladder_for,
-        .problem = residual_layernorm_forward_problem,
-        .checks = all_layernorm_checks(false, true),
-        .races = layernorm_races(),
-        .sweep = layernorm_sweep(),
-        .latency = layernorm_latency(),
-        .explain = [](const ShootoutOptions& o) { return explained(LayerNormOp::kResidual, o); },
-    };
-    return shootout_main(shootout, argc, argv);
+    return shootout_main(layernorm_shootout(LayerNormOp::kResidual, "one CPU thread, float sums", run_cpu,
+                                            ladder_for, residual_layernorm_forward_problem),
+                         argc, argv);
 }

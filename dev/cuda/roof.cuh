@@ -4,14 +4,43 @@
 // backward, 3R1W backward that adds into dinp, 2R2W fused residual. A version whose launches overlap (programmatic
 // dependent launch, pdl) is held against a roof whose launches do.
 #pragma once
+#include <cmath>
+#include <string>
+
 #include "dev/cuda/clock.cuh"
-#include "dev/cuda/known_roofs.h"
 #include "dev/cuda/memory.cuh"
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/launch.cuh"
 #include "llmc/cuda/measuring.cuh"
 
 namespace llmc {
+
+struct KnownRoof {
+    double stream_bytes;
+    double us_1r1w, us_2r1w, us_3r1w, us_2r2w;
+};
+
+// rows x columns x bytes of an element
+inline constexpr KnownRoof kRoofsOfH200[] = {
+    {4096.0 * 1024 * 2, 5.47, 7.51, 9.45, 9.82},         {4096.0 * 2048 * 2, 9.80, 13.43, 16.93, 17.93},
+    {4096.0 * 4096 * 2, 17.41, 24.70, 31.96, 33.64},     {4096.0 * 8192 * 2, 33.09, 47.42, 61.88, 65.02},
+    {4096.0 * 15872 * 2, 62.09, 89.94, 118.12, 123.75},  {8192.0 * 768 * 2, 7.66, 10.59, 13.17, 13.86},
+    {65536.0 * 768 * 2, 48.70, 70.30, 91.76, 96.28},     {65536.0 * 1024 * 2, 64.22, 92.93, 121.83, 128.10},
+    {65536.0 * 1280 * 2, 79.98, 115.51, 151.79, 159.51}, {65536.0 * 1600 * 2, 99.23, 143.99, 189.27, 199.31},
+};
+constexpr double kRoofTolerance = 1.02;
+
+// NaN where none is known
+inline double known_roof_us(const std::string& gpu, double stream_bytes, int reads, int writes) {
+    if (gpu.find("H200") == std::string::npos) { return NAN; }
+    for (const KnownRoof& roof : kRoofsOfH200) {
+        if (roof.stream_bytes != stream_bytes) { continue; }
+        if (writes == 0) { return NAN; }
+        if (writes == 2) { return reads == 2 ? roof.us_2r2w : NAN; }
+        return reads == 1 ? roof.us_1r1w : reads == 2 ? roof.us_2r1w : reads == 3 ? roof.us_3r1w : NAN;
+    }
+    return NAN;
+}
 
 constexpr int kMaxReads = 3, kMaxWrites = 2;
 
@@ -21,7 +50,7 @@ struct Roof {
     int reads = 0, writes = 0, threads = 0, unroll = 0, sets = 0;
     unsigned blocks = 0;
     bool pdl = false;
-    double known_us = NAN;  // the fastest seen on such a GPU: known_roofs.h
+    double known_us = NAN;  // the fastest seen on such a GPU
     // where the roof is the longest of several times, each of which none can be faster than
     std::vector<std::pair<const char*, double>> parts{};
 
@@ -65,7 +94,7 @@ public:
         : vectors_(vectors),
           sets_(rotation_sets((double)(R + W) * vectors * sizeof(uint4))),
           memory_((size_t)sets_ * (R + W) * vectors * sizeof(uint4)) {
-        int64_t words = (int64_t)(memory_.size() / sizeof(uint32_t));
+        int64_t words = (int64_t)(memory_.bytes().size() / sizeof(uint32_t));
         fill_kernel<<<1024, 256>>>((uint32_t*)memory_.data(), words, 1u);
         check_launch();
         check(cudaDeviceSynchronize());
@@ -86,20 +115,12 @@ private:
     DeviceMemory memory_;
 };
 
-template <int R, int W, int kUnroll, bool kPdl>
-void launch_stream(unsigned blocks, int threads, const Stream& stream, const Streams& streams,
-                   int64_t vectors) {
-    const LaunchConfig config{blocks, threads, 0, stream, 1, kPdl};
-    config.launch(stream_kernel<R, W, kUnroll, kPdl>, streams, vectors);
-}
-
 // the faster of `best` and this launch over a ring of streams, at(set)
 template <int R, int W, int kUnroll, bool kPdl, typename At>
-void try_streams(Roof& best, const Stream& stream, const At& at, int64_t vectors, unsigned blocks,
-                 int threads) {
-    Replay replay(stream, best.sets, [&](int set) {
-        launch_stream<R, W, kUnroll, kPdl>(blocks, threads, stream, at(set), vectors);
-    });
+void try_streams(Roof& best, const At& at, int64_t vectors, unsigned blocks, int threads) {
+    const LaunchConfig config{blocks, threads, 0, kStream, 1, kPdl};
+    Replay replay(best.sets,
+                  [&](int set) { config.launch(stream_kernel<R, W, kUnroll, kPdl>, at(set), vectors); });
     auto better = [&](const Times& us) { return !(us.median >= best.us.median); };  // than NaN too
     if (!better(replay.time(1, kSweepReplays))) { return; }
     if (Times us = replay.time(0, kReplays); better(us)) {
@@ -112,47 +133,93 @@ void try_streams(Roof& best, const Stream& stream, const At& at, int64_t vectors
 
 // the fastest of `best` and this kernel in 15 shapes: 3 block sizes x (one pass; 1, 2, 4, 8 blocks per SM)
 template <int R, int W, int kUnroll, bool kPdl>
-void improve_roof(Roof& best, const Stream& stream, const StreamRing<R, W>& ring, int64_t vectors, int sms) {
+void improve_roof(Roof& best, const StreamRing<R, W>& ring, int64_t vectors) {
     static_assert(kStreamThreads<R, kUnroll> == 1024);
     for (int threads : {256, 512, 1024}) {
         int64_t once = ceil_div(vectors, (int64_t)threads * kUnroll);
         for (int per_sm : {0, 1, 2, 4, 8}) {
-            unsigned blocks = grid_x(per_sm ? std::min<int64_t>(once, (int64_t)per_sm * sms) : once);
+            unsigned blocks = grid_x(
+                per_sm ? std::min<int64_t>(once, (int64_t)per_sm * device_facts().multiprocessors) : once);
             auto at = [&](int set) { return ring.at(set); };
-            try_streams<R, W, kUnroll, kPdl>(best, stream, at, vectors, blocks, threads);
+            try_streams<R, W, kUnroll, kPdl>(best, at, vectors, blocks, threads);
         }
     }
 }
 
 template <int R, int W, bool kPdl>
-Roof measure_mix(const Stream& stream, double stream_bytes) {
-    int sms = 0;
-    check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+Roof measure_mix(double stream_bytes) {
     int64_t vectors = std::max<int64_t>(1, (int64_t)(stream_bytes / sizeof(uint4)));
     StreamRing<R, W> ring(vectors);
     double bytes = (double)(R + W) * vectors * sizeof(uint4);
     Roof best{.bytes = bytes, .reads = R, .writes = W, .sets = ring.sets(), .pdl = kPdl};
-    improve_roof<R, W, 1, kPdl>(best, stream, ring, vectors, sms);
-    improve_roof<R, W, 2, kPdl>(best, stream, ring, vectors, sms);
-    improve_roof<R, W, 4, kPdl>(best, stream, ring, vectors, sms);
+    improve_roof<R, W, 1, kPdl>(best, ring, vectors);
+    improve_roof<R, W, 2, kPdl>(best, ring, vectors);
+    improve_roof<R, W, 4, kPdl>(best, ring, vectors);
     return best;
 }
 
 // the least time in which `reads` reads and `writes` writes of stream_bytes each were seen to happen
-inline Roof measure_roof(const Stream& stream, int reads, int writes, bool pdl, double stream_bytes) {
-    using Measure = Roof(const Stream&, double);
-    static constexpr Measure* kMixes[kMaxReads][kMaxWrites][2] = {
-        {{measure_mix<1, 1, false>, measure_mix<1, 1, true>},
-         {measure_mix<1, 2, false>, measure_mix<1, 2, true>}},
-        {{measure_mix<2, 1, false>, measure_mix<2, 1, true>},
-         {measure_mix<2, 2, false>, measure_mix<2, 2, true>}},
-        {{measure_mix<3, 1, false>, measure_mix<3, 1, true>},
-         {measure_mix<3, 2, false>, measure_mix<3, 2, true>}},
+inline Roof measure_roof(int reads, int writes, bool pdl, double stream_bytes) {
+    const double b = stream_bytes;
+    switch (10 * reads + writes) {
+        case 10:
+            return measure_mix<1, 0, false>(b);
+        case 11:
+            return pdl ? measure_mix<1, 1, true>(b) : measure_mix<1, 1, false>(b);
+        case 21:
+            return pdl ? measure_mix<2, 1, true>(b) : measure_mix<2, 1, false>(b);
+        case 31:
+            return pdl ? measure_mix<3, 1, true>(b) : measure_mix<3, 1, false>(b);
+        case 22:
+            return pdl ? measure_mix<2, 2, true>(b) : measure_mix<2, 2, false>(b);
+        case 32:
+            return measure_mix<3, 2, false>(b);
+        default:
+            throw Error(kExitUsage, fmt::format("no roof of {} reads and {} writes", reads, writes));
+    }
+}
+
+// The measure of --latency: one block that copies what a version must read and write, in the best of 15 shapes,
+// launched plainly or, on Hopper, so that launches overlap, whichever is faster.
+// What a version takes longer is what its mathematics costs where there is too little to do for the memory's
+// speed to matter.
+
+// the matrices of a set as streams: what is read and what is written
+inline Streams streams_of(const Problem& p, const TensorSet& set) {
+    Streams s{};
+    int reads = 0, writes = 0;
+    for (const auto& in : p.in) {
+        if (in.extent == Extent::kMatrix) { s.in[reads++] = (const uint4*)set.data(in.name); }
+    }
+    for (const auto& out : p.out) {
+        if (out.extent == Extent::kMatrix) { s.out[writes++] = (uint4*)set.data(out.name); }
+    }
+    require(reads == p.reads && writes == p.writes,
+            "--latency: what is read and written are not the op's matrices");
+    return s;
+}
+
+template <int R, int W>
+Roof measure_one_block_of(const Problem& p, const std::vector<TensorSet>& sets) {
+    int64_t vectors = (int64_t)(p.stream_bytes() / sizeof(uint4));
+    Roof best{.bytes = p.useful_bytes(), .reads = R, .writes = W, .sets = (int)sets.size()};
+    auto at = [&](int set) { return streams_of(p, sets[set]); };
+    auto improve = [&]<bool kPdl>(std::bool_constant<kPdl>) {
+        for (int threads : {64, 128, 256, 512, 1024}) {
+            try_streams<R, W, 1, kPdl>(best, at, vectors, 1, threads);
+            try_streams<R, W, 2, kPdl>(best, at, vectors, 1, threads);
+            try_streams<R, W, 4, kPdl>(best, at, vectors, 1, threads);
+        }
     };
-    if (reads == 1 && writes == 0 && !pdl) { return measure_mix<1, 0, false>(stream, stream_bytes); }
-    require(reads >= 1 && reads <= kMaxReads && writes >= 1 && writes <= kMaxWrites,
-            "measure_roof: 1 to 3 reads, 1 or 2 writes, or 1 read alone");
-    return kMixes[reads - 1][writes - 1][pdl](stream, stream_bytes);
+    improve(std::false_type{});
+    if (device_facts().capability >= 90) { improve(std::true_type{}); }
+    return best;
+}
+
+// over the same sets as the versions, whose outputs it overwrites
+inline Roof measure_one_block(const Problem& p, const std::vector<TensorSet>& sets) {
+    if (p.reads == 1) { return measure_one_block_of<1, 1>(p, sets); }
+    return p.writes == 2 ? measure_one_block_of<2, 2>(p, sets) : measure_one_block_of<2, 1>(p, sets);
 }
 
 }  // namespace llmc

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "dev/cuda/clock.cuh"
 #include "dev/cuda/memory.cuh"
 #include "dev/cuda/options.h"
 
@@ -36,7 +37,7 @@ struct Traits {
 struct Version {
     const char* name;  // v2
     const char* idea;
-    std::function<void(const TensorSet&, const Problem&, int block, cudaStream_t)> launch;
+    std::function<void(const TensorSet&, const Problem&, int block)> launch;  // on kStream
     std::function<Sums(int64_t N, int C, int block)> sums;  // how it adds: what its bounds are made of
     Scratch scratch = no_scratch;
     Traits traits{};
@@ -59,24 +60,23 @@ struct CpuVersion {
     Shape shape;  // on which it is timed
 };
 
-struct Roof;    // roof.cuh
-struct Stream;  // clock.cuh
-
 struct Shootout {
     const char* op;
     CpuVersion cpu;
     // in teaching order; the last one is the function that trains
-    std::vector<Version> (*ladder)(Dtype, const ShootoutOptions&);
+    std::vector<Version> (*ladder)(Dtype);
     Problem (*problem)(Dtype, Shape, Inputs, const CallForm&);
     std::vector<CheckItem> checks;
-    std::vector<RaceItem> races, sweep, latency;
+    std::vector<RaceItem> races, sweep{}, latency{};
     bool accumulates = false;                                      // --accumulate means something
-    bool warps = false, group = false;                             // and so do --warps, --group-size-m
     bool sequences = false;                                        // shapes are sequences x heads x tokens
     std::function<std::string(const ShootoutOptions&)> explain{};  // --explain's text
-    // the least time, where it is not that of the problem's streams alone
-    Roof (*roof)(const Problem&, const Stream&) = nullptr;
+    // times in us, beside that of the problem's streams, than which no version can be faster
+    std::vector<std::pair<const char*, double>> (*floors)(const Problem&) = nullptr;
+    std::string_view only{};  // the one rung that it is built of (only.h)
 };
+
+int shootout_main(const Shootout& s, int argc, const char* const* argv);  // returns the exit code
 
 // the form of the command line
 inline CallForm form_of(const ShootoutOptions& o) {

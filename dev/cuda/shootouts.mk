@@ -2,7 +2,8 @@
 #:   make dev/cuda/layernorm_forward        a kernel shootout, of the .cu of that name; ONLY=v2: LayerNorm's, of a rung alone
 #:   make diff-layernorm_forward-1-2        what rung 2 changed
 #:   make tables                            the measured tables that no document shows: build/measured.md
-SHOOTOUTS := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
+HARNESS   := dev/cuda/harness.cu
+SHOOTOUTS := $(patsubst %.cu,%,$(filter-out $(HARNESS),$(wildcard dev/cuda/*.cu)))
 GPU_PROGRAMS += $(SHOOTOUTS)
 
 # ONLY=v2, or 2: of LayerNorm's ladders that rung alone, without the kernels that train (dev/cuda/only.h)
@@ -37,12 +38,12 @@ $(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/ops/,matmul/matmul.c
 $(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
 $(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier/*.cu))
 $(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/column_sums/bias.cu)
-# see dev/cuda/clock.cuh's Stream; without a GPU nothing runs their host code
-$(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): \
+# see dev/cuda/clock.cuh's kStream; without a GPU nothing runs their host code
+$(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS)) $(HARNESS)): \
     NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O0)) --default-stream per-thread
 $(filter-out $(ALONE),$(SHOOTOUTS)): %: $(BUILD)/%.cu.o
 # of the library: options, formats
-$(SHOOTOUTS): $(BUILD)/only/linked $(BUILD)/libllmc.a
+$(SHOOTOUTS): $(call gpu_objects,$(HARNESS)) $(BUILD)/only/linked $(BUILD)/libllmc.a
 	$(has_nvcc)
 	$(for_whom)
 	$(call quiet,link)$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) $(BUILD)/libllmc.a -o $@ $(SHOOTOUT_LIBS) \

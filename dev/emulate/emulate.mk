@@ -10,14 +10,18 @@ REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/*/*/*.cuh \
 EMULATE    = $(call quiet,compile)$(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
              -Wno-narrowing -Wno-missing-field-initializers -Wno-maybe-uninitialized -Idev/emulate/include \
-             -I$(EMULATED) -I. $(DEPS_CPPFLAGS) -isystem $(CUDA_HEADERS) -MMD -MP -x c++
+             -I$(EMULATED) -I. $(DEPS_CPPFLAGS) -isystem $(CUDA_HEADERS) -MMD -MP
 .SECONDARY: $(REWRITTEN)
 $(EMULATED)/%: % dev/emulate/rewrite.pl
 	@mkdir -p $(@D)
 	@[ ! -e $< ] || perl dev/emulate/rewrite.pl $< > $@  # a header that is gone, which what was built before names
-$(EMULATED)/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) | $(REWRITTEN)
+$(EMULATED)/std.h.gch: $(SETTINGS)
 	$(if $(CUDA_HEADERS),,$(error no CUDA headers: dev/emulate/README.md says how to get them without a toolkit))
-	$(EMULATE) -c $< -o $@
+	@mkdir -p $(@D)
+	@printf '#include <%s>\n' $(STANDARD) cuda_bf16.h cuda_fp16.h cuda_runtime_api.h > $(basename $@)
+	$(EMULATE) -x c++-header $(basename $@) -o $@
+$(EMULATED)/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) | $(REWRITTEN) $(EMULATED)/std.h.gch
+	$(EMULATE) -include $(EMULATED)/std.h -x c++ -c $< -o $@
 # -U: a checked longjmp refuses to go to another stack
 $(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS) -Idev/emulate/include -U_FORTIFY_SOURCE
 # the machine, and the kernels that ship
@@ -31,8 +35,7 @@ EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier/classifier c
     $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode/*.cu))
 # -rdynamic: kernels have names
 LINK_EMULATED = $(LINK) -rdynamic -fsanitize=alignment $(filter %.o %.a,$^) -o $@ -Wl,--as-needed -l:libxxhash.a
-$(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp test_layernorm_choices.cpp \
-                         test_attention.cpp)) \
+$(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,test_layers.cpp test_layernorm_choices.cpp)) \
                      $(addprefix $(EMULATED)/dev/emulate/test_,machine.cu.o many_ranks.cu.o) \
                      $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) $(addprefix dev/test/gpu/test_, \
                          decode.cpp classifier.cpp sums.cpp optimizers.cpp)) $(BUILD)/dev/test/shared.a \
@@ -44,13 +47,14 @@ EMULATED_LADDERS := $(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS)
 $(addprefix $(EMULATED)/,$(ATTENTION_SHOOTOUTS)):
 	$(error $@: tensor cores are not emulated; v1 and v2 are: ./test_emulated --test-case="attention*")
 ifdef ONLY
-$(ALONE_BUILD)/emulated/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) $(ALONE_BUILD)/dev/cuda/only.h | $(REWRITTEN)
+$(ALONE_BUILD)/emulated/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) $(ALONE_BUILD)/dev/cuda/only.h | $(REWRITTEN) \
+                                $(EMULATED)/std.h.gch
 	@mkdir -p $(@D)
-	$(EMULATE) -c $< -o $@
+	$(EMULATE) -include $(EMULATED)/std.h -x c++ -c $< -o $@
 $(ALONE_BUILD)/emulated/%.cu.o: CXXFLAGS += -I$(ALONE_BUILD)
 $(addprefix $(EMULATED)/,$(ALONE)): $(EMULATED)/%: $(ALONE_BUILD)/emulated/%.cu.o \
                                     $(if $(WHOLE),$(EMULATED_OBJECTS),$(EMULATED_MACHINE))
 endif
 $(filter-out $(addprefix $(EMULATED)/,$(ALONE)),$(EMULATED_LADDERS)): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
-$(EMULATED_LADDERS): $(BUILD)/only/linked
+$(EMULATED_LADDERS): $(EMULATED)/$(HARNESS).o $(BUILD)/only/linked
 	$(LINK_EMULATED)

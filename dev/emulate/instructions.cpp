@@ -1,6 +1,7 @@
 // The lines of PTX that kernels contain, as rewrite.pl hands them over: what each does to the machine. Operands are in
 // the order of the asm's: %0, %1, ...
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string_view>
@@ -55,14 +56,8 @@ void bulk_copy(Operands o) {
 void bulk_store(Operands o) {
     const void* from = shared_memory((uint32_t)o[1].bits);
     check_bulk(from, pointer(o[0]), (uint32_t)o[2].bits, "a bulk store");
-    m().begin({Copy::kStore,
-               pointer(o[0]),
-               from,
-               {},
-               (uint32_t)o[2].bits,
-               nullptr,
-               &m().lane(),
-               m().lane().stores});
+    Lane& lane = m().lane();
+    m().begin({Copy::kStore, pointer(o[0]), from, {}, (uint32_t)o[2].bits, nullptr, &lane, lane.stores});
 }
 void bulk_commit(Operands) { m().lane().stores++; }
 void bulk_wait(Operands o) { m().finish(Copy::kStore, (int)o[0].bits); }
@@ -122,25 +117,13 @@ void elect(Operands o) {
 // ---- memory --------------------------------------------------------------------------------------
 
 void power_of_two(Operands o) {
-    float x;
-    std::memcpy(&x, &o[1].bits, 4);
-    float y = std::exp2(x);
-    std::memcpy(o[0].out, &y, 4);
+    give(o[0], std::bit_cast<uint32_t>(std::exp2(std::bit_cast<float>((uint32_t)o[1].bits))));
 }
 void store_hinted(Operands o) { std::memcpy(pointer(o[0]), &o[1].bits, 4); }
 void store_relaxed(Operands o) { std::memcpy(pointer(o[0]), &o[1].bits, 8); }
 void load_relaxed(Operands o) {
     m().spin();
     std::memcpy(o[0].out, pointer(o[1]), 8);
-}
-
-// ---- arithmetic ----------------------------------------------------------------------------------
-
-void power_of_2(Operands o) {
-    float x;
-    std::memcpy(&x, &o[1].bits, sizeof(x));
-    const float y = std::exp2(x);
-    std::memcpy(o[0].out, &y, sizeof(y));
 }
 
 // By the first of these that a line contains; longer ones come before what they contain.
@@ -183,7 +166,6 @@ constexpr std::array kMeanings = {
     Meaning{"bar.sync 1, %0", first_sync},
     Meaning{"bar.arrive 1, %0", first_arrive},
     Meaning{"elect.sync", elect},
-    Meaning{"ex2.approx.ftz.f32", power_of_2},
 };
 
 }  // namespace

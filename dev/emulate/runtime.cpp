@@ -49,6 +49,10 @@ void do_or_record(const std::function<void()>& work) {
     }
 }
 
+template <typename... What>
+cudaError_t done(What&&...) {
+    return cudaSuccess;
+}
 cudaError_t keep(cudaError_t error) {
     if (error != cudaSuccess) { last_error = error; }
     return error;
@@ -93,42 +97,26 @@ using namespace emulation;
 
 // ---- device --------------------------------------------------------------------------------------
 
-cudaError_t cudaGetDeviceCount(int* count) {
-    *count = (int)std::size(kDevices);
-    return cudaSuccess;
-}
-cudaError_t cudaGetDevice(int* device) {
-    *device = current;
-    return cudaSuccess;
-}
+cudaError_t cudaGetDeviceCount(int* count) { return done(*count = (int)std::size(kDevices)); }
+cudaError_t cudaGetDevice(int* device) { return done(*device = current); }
 cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= (int)std::size(kDevices)) { return keep(cudaErrorInvalidDevice); }
     current = device;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-    switch (attribute) {
-        case cudaDevAttrMultiProcessorCount:
-            *value = kDevices[device].multiprocessors;
-            return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMajor:
-            *value = kDevices[device].major;
-            return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMinor:
-            *value = 0;
-            return cudaSuccess;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-            *value = (int)kDevices[device].shared;
-            return cudaSuccess;
-        case cudaDevAttrMemoryClockRate:
-            *value = device % 2 == 0 ? 2'619'000 : 3'201'000;  // an H100's, an H200's
-            return cudaSuccess;
-        case cudaDevAttrGlobalMemoryBusWidth:
-            *value = device % 2 == 0 ? 5120 : 6144;
-            return cudaSuccess;
-        default:
-            return keep(cudaErrorNotSupported);
-    }
+    const Device& d = kDevices[device];
+    const bool h100 = device % 2 == 0;  // or an H200
+    const std::map<cudaDeviceAttr, int> values = {{cudaDevAttrMultiProcessorCount, d.multiprocessors},
+                                                  {cudaDevAttrComputeCapabilityMajor, d.major},
+                                                  {cudaDevAttrComputeCapabilityMinor, 0},
+                                                  {cudaDevAttrMaxSharedMemoryPerBlockOptin, (int)d.shared},
+                                                  {cudaDevAttrMemoryClockRate, h100 ? 2'619'000 : 3'201'000},
+                                                  {cudaDevAttrGlobalMemoryBusWidth, h100 ? 5120 : 6144}};
+    const auto found = values.find(attribute);
+    if (found == values.end()) { return keep(cudaErrorNotSupported); }
+    *value = found->second;
+    return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     *properties = {};
@@ -140,31 +128,18 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     properties->sharedMemPerBlockOptin = kDevices[device].shared;
     return cudaSuccess;
 }
-cudaError_t cudaRuntimeGetVersion(int* version) {
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
+cudaError_t cudaRuntimeGetVersion(int* version) { return done(*version = CUDART_VERSION); }
 cudaError_t cudaDeviceSynchronize() { return cudaGetLastError(); }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 const char* cudaGetErrorName(cudaError_t error) {
-    switch (error) {
-        case cudaErrorLaunchFailure:
-            return "cudaErrorLaunchFailure";
-        case cudaErrorNotSupported:
-            return "cudaErrorNotSupported";
-        default:
-            return "an error";
-    }
+    return error == cudaErrorLaunchFailure  ? "cudaErrorLaunchFailure"
+           : error == cudaErrorNotSupported ? "cudaErrorNotSupported"
+                                            : "an error";
 }
 const char* cudaGetErrorString(cudaError_t error) {
-    switch (error) {
-        case cudaErrorLaunchFailure:
-            return "a kernel failed in the emulation";
-        case cudaErrorNotSupported:
-            return "the emulation checks results and times nothing: use --check";
-        default:
-            return "not possible in the emulation";
-    }
+    return error == cudaErrorLaunchFailure  ? "a kernel failed in the emulation"
+           : error == cudaErrorNotSupported ? "the emulation checks results and times nothing: use --check"
+                                            : "not possible in the emulation";
 }
 
 // ---- kernels -------------------------------------------------------------------------------------
@@ -198,8 +173,7 @@ cudaError_t cudaFree(void* p) {
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-    std::memcpy(to, from, bytes);
-    return cudaSuccess;
+    return done(std::memcpy(to, from, bytes));
 }
 cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                          size_t rows, cudaMemcpyKind) {
@@ -220,34 +194,23 @@ cudaError_t cudaFreeHost(void* p) {
     std::free(p);
     return cudaSuccess;
 }
-cudaError_t cudaMemset(void* p, int value, size_t bytes) {
-    std::memset(p, value, bytes);
-    return cudaSuccess;
-}
+cudaError_t cudaMemset(void* p, int value, size_t bytes) { return done(std::memset(p, value, bytes)); }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
     do_or_record([=] { std::memset(p, value, bytes); });
     return cudaSuccess;
 }
-cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-    *free = *total = kMemory;
-    return cudaSuccess;
-}
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) { return done(*free = *total = kMemory); }
 
 // ---- what times kernels: a GPU's --------------------------------------------------------------------------------
 
-namespace {
-
 template <typename... Any>
-cudaError_t refuse(Any...) {
+static cudaError_t refuse(Any...) {
     return keep(cudaErrorNotSupported);
 }
 
-}  // namespace
-
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return refuse(event); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return refuse(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return refuse(event); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return refuse(event, stream); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return refuse(event); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     return refuse(stream, event);
 }
@@ -269,12 +232,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
     return cudaSuccess;
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
-    *count = reinterpret_cast<Recorded*>(graph)->size();
-    return cudaSuccess;
+    return done(*count = reinterpret_cast<Recorded*>(graph)->size());
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-    *exec = reinterpret_cast<cudaGraphExec_t>(new Recorded(*reinterpret_cast<Recorded*>(graph)));
-    return cudaSuccess;
+    return done(*exec = reinterpret_cast<cudaGraphExec_t>(new Recorded(*reinterpret_cast<Recorded*>(graph))));
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
     for (const auto& work : *reinterpret_cast<Recorded*>(exec)) { do_or_record(work); }

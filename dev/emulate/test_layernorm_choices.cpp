@@ -2,7 +2,6 @@
 #include <cxxabi.h>
 #include <dlfcn.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <regex>

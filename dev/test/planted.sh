@@ -141,7 +141,7 @@ plant_rung() {  # fault, the rung, other options of the shootout: on the CPU, in
     local fault=$1 program
     program=build/emulated/$($faults get "$fault" program)
     shift
-    objects="build/llmc build/dev/emulate build/only" settings=("ONLY=$1")
+    objects="build/llmc build/dev/emulate build/only build/emulated" settings=("ONLY=$1")
     plant "$fault" "$program" "$program" --check "$@"
 }
 

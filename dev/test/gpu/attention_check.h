@@ -1,6 +1,6 @@
 // One call of attention on the GPU, forward and backward, held against the reference.
 #pragma once
-#include "dev/cuda/attention_bounds.h"
+#include "dev/cuda/attention_problems.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/attention/attention.h"

@@ -1,7 +1,7 @@
 // The layers for a token at a time (decode.h) against the reference. A layernorm's output errs by its
 // statistics (the mean by a sum over the row; rstd by half of another and rsqrtf's 2 ulp) and 4 roundings; a
 // product by its terms' errors and a sum over the row.
-#include "dev/cuda/attention_bounds.h"
+#include "dev/cuda/attention_problems.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/decode/decode.h"

@@ -9,7 +9,7 @@ using namespace llmc::gpu_test;
 namespace {
 
 constexpr Inputs kHard[] = {Inputs::kOffset, Inputs::kConstant, Inputs::kOutlier, Inputs::kDenormal};
-// a shape of each regime, of rows enough that seven magnitudes of constants occur (layernorm_inputs.h)
+// a shape of each regime, of rows enough that seven magnitudes of constants occur (dev/cuda/problem.h)
 // and of lengths that are no powers of two, whose means have roundings
 constexpr Shape kHardShapes[] = {{131, 33},  {131, 50},  {131, 64},  {131, 65}, {131, 384},
                                  {131, 769}, {67, 1024}, {35, 4096}, {5, 4097}, {35, 6400},
@@ -62,7 +62,7 @@ void check_rows(const Problem& p, const Results& results, const char* name, cons
 
 // ---- rows with infinities and NaNs ---------------------------------------------------------------
 
-// What a call gives for rows without infinities and NaNs (layernorm_inputs.h: each fourth) is what it gives
+// What a call gives for rows without infinities and NaNs (dev/cuda/problem.h: each fourth) is what it gives
 // when no row has any, bit for bit; dbias, which does not see inp, too.
 void check_isolation(MakeProblem* make, Dtype dtype, Shape s) {
     Problem p = make(dtype, s, Inputs::kNonFinite, kPlain);

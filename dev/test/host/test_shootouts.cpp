@@ -31,13 +31,14 @@ TEST_CASE("percentiles") {
 
 TEST_CASE("a row: bandwidth and share of the roof, dashes where nothing was measured") {
     Row row{.version = "v2", .idea = "warp per row", .block = 256, .useful_bytes = 200e6, .roof_us = 50};
-    CHECK(table_line(row, false).find(" -       -           - -\n") != std::string::npos);
+    auto line = [&](bool warm) { return line_of(table_columns(row, warm), row); };
+    CHECK(line(false).find(" -       -           - -\n") != std::string::npos);
     row.us = Times(std::vector<double>(21, 100.0));
     CHECK(row.gb_per_s() == doctest::Approx(2000));
     CHECK(row.percent_of_roof() == doctest::Approx(50));
-    CHECK(table_line(row, false).size() == table_line(row, true).size() - 11);
+    CHECK(line(false).size() == line(true).size() - 11);
     row.ok = false;
-    CHECK(table_line(row, false).ends_with("WRONG\n"));
+    CHECK(line(false).ends_with("WRONG\n"));
 }
 
 TEST_CASE("JSON: quotes are escaped, what is not a number is null, the file holds rows and context") {
@@ -56,27 +57,10 @@ TEST_CASE("JSON: quotes are escaped, what is not a number is null, the file hold
     CHECK(text.str().starts_with("{\n  \"context\": {\"gpu\": \"none\", \"sms\": 132}"));
     CHECK(text.str().find("\"version\": \"v2\"") != std::string::npos);
     CHECK(text.str().find("\"us\": null") != std::string::npos);
+    CHECK(text.str().find("\"roof_counts\": true") != std::string::npos);
     CHECK(text.str().find("nan") == std::string::npos);
     CHECK_THROWS_WITH_AS(report.save("/nowhere/at/all.json"),
                          "--json: cannot write /nowhere/at/all.json: No such file or directory", Error);
-}
-
-TEST_CASE("CSV: a field for each name; whether the roof counts") {
-    auto fields = [](const std::string& line) {  // separators outside of quotes, and one
-        int n = 1;
-        bool quoted = false;
-        for (char c : line) {
-            quoted ^= c == '"';
-            n += c == ',' && !quoted;
-        }
-        return n;
-    };
-    Row row{.version = "v2", .roof_us = 50, .roof_known_us = 49, .note = "a, \"b\""};
-    CHECK(fields(csv_row(row)) == fields(csv_head()));
-    CHECK(csv_row(row).ends_with(",\"a, \"\"b\"\"\",49,yes\n"));
-    row.roof_known_us = NAN;
-    row.roof_counts = false;
-    CHECK(csv_row(row).ends_with(",,no\n"));
 }
 
 TEST_CASE("forms: those that leave out weight or bias and nothing else") {
@@ -122,7 +106,6 @@ TEST_CASE("options of the shootouts") {
           "layernorm_forward 2 v3 --shape 65536x768,8x1 --dtype=bf16,fp16 --block 128 --json a.json");
     CHECK((parse({}).wants("v1") && !parse({}).check));
     CHECK((parse({"--check"}).check && parse({}).warm && !parse({"--cold"}).warm));
-    CHECK(parse({"--verbose"}).verbose);
     ShootoutOptions latency = parse({"--latency"});
     CHECK((latency.latency && !latency.warm && !parse({}).latency));
 
@@ -150,12 +133,6 @@ TEST_CASE("options of the shootouts") {
                           shape));
     }
     for (const char* block : {"0", "1025", "x", "-32"}) { CHECK(complaint({"--block", block}) != ""); }
-    CHECK(parse({"--warps", "4", "--group-size-m=64"}).warps == 4);
-    CHECK(parse({"--warps", "4", "--group-size-m=64"}).group_size == 64);
-    CHECK(complaint({"--warps", "33"})
-              .starts_with("--warps: '33' is out of range. Expected a whole number, 1 to 32 warps."));
-    CHECK(complaint({"--group-size-m", "0"})
-              .starts_with("--group-size-m: '0' is out of range. Expected a whole number, 1 to 65,536."));
     CHECK(
         complaint({"--gpu", "sm_70"}).starts_with("--gpu: 'sm_70' is not known. Expected sm_90a or sm_80."));
     CHECK(complaint({"--dtype", "fp8"})

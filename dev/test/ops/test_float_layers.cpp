@@ -11,7 +11,7 @@
 
 #include <doctest/doctest.h>
 
-#include "dev/cuda/attention_bounds.h"
+#include "dev/cuda/attention_problems.h"
 #include "dev/test/support/compare.h"
 #include "llmc/host/base/floats.h"
 #include "llmc/model/cpu/blas.h"

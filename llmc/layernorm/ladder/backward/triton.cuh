@@ -142,26 +142,23 @@ inline size_t lock_bytes(int group_size) { return ceil_div(2 * group_size * size
 
 // bytes of scratch that layernorm_backward needs
 template <typename T>
-size_t layernorm_backward_scratch(int64_t, int C, int group_size = 0) {
-    if (group_size == 0) { group_size = default_group_size(C); }
+size_t layernorm_backward_scratch(int64_t, int C) {
+    int group_size = default_group_size(C);
     return lock_bytes(group_size) + 2 * sizeof(T) * group_size * C;
 }
 
 // dinp, dout, inp (N,C); dweight, dbias, weight (C); mean, rstd (N); results written (=). Nothing may alias.
-// scratch: layernorm_backward_scratch bytes, 16-byte aligned, need not be initialised. block: 32 x warps, and
-// group_size: buffers; 0 = the tutorial's rules. Rows of more than 64 KB are refused, as there.
+// scratch: layernorm_backward_scratch bytes, 16-byte aligned, need not be initialised. block: 32 x warps; 0 = the
+// tutorial's rule. Rows of more than 64 KB are refused, as there.
 template <typename T>
 void layernorm_backward(T* dinp, T* dweight, T* dbias, void* scratch, const T* dout, const T* inp,
                         const T* weight, const acc_t<T>* mean, const acc_t<T>* rstd, int64_t N, int C,
-                        cudaStream_t stream, int block = 0, int group_size = 0) {
-    int tile = tile_columns<T>(C);
+                        cudaStream_t stream, int block = 0) {
+    int tile = tile_columns<T>(C), group_size = default_group_size(C);
     require(
         C <= tile,
         "layernorm_backward triton: a row of more than 64 KB is refused, as in the tutorial; v8 takes it");
     if (block == 0) { block = default_warps(tile) * kWarp; }
-    if (group_size == 0) { group_size = default_group_size(C); }
-    require(group_size > 0,
-            "layernorm_backward triton: group_size must be positive, or 0 for the tutorial's rule");
     require(block >= kWarp && block % kWarp == 0 && block <= kMaxWarps * kWarp,
             "layernorm_backward triton: block must be a multiple of 32, at most 1024, or 0 for the "
             "tutorial's rule");

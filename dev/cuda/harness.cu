@@ -1,21 +1,21 @@
 // The harness every shootout shares. A shootout says which versions there are, what a problem looks like and on
 // which shapes to try them (shootout.cuh); shootout_main() does the rest. In reading order:
-//   numbers.h     number formats as data           layernorm_inputs.h, _truth.h, _problems.h, _lists.h
-//   bounds.h      how far off an element may be    memory.cuh    tensors between guard bands
-//   problem.h     a problem, and the verdict       checks.cuh    --check; latency.cuh    --latency
-//   shootout.cuh  what a version says of itself    race.cuh      the race: clock, roof, machine, report
+//   bounds.h      number formats, and how far off an element may be
+//   problem.h     a problem, inputs, the verdict   layernorm_problems.h, _lists.h
+//   memory.cuh    tensors between guard bands      checks.cuh    --check
+//   shootout.cuh  what a version says of itself    race.cuh      the race: clock, roof, report
 // How to read what it prints: README.md beside this file.
-#pragma once
 #include "dev/cuda/checks.cuh"
-#include "dev/cuda/only.h"
 #include "dev/cuda/options.h"
 #include "dev/cuda/race.cuh"
 
 namespace llmc {
 
-inline void require_known_versions(const Shootout& s, const ShootoutOptions& o) {
+namespace {
+
+void require_known_versions(const Shootout& s, const ShootoutOptions& o) {
     std::vector<std::string> names = {s.cpu.name};
-    for (const auto& version : s.ladder(Dtype::kFp32, o)) { names.push_back(version.name); }
+    for (const auto& version : s.ladder(Dtype::kFp32)) { names.push_back(version.name); }
     std::string known;
     for (const auto& name : names) { known += " " + name; }
     for (const auto& name : o.only) {
@@ -25,18 +25,16 @@ inline void require_known_versions(const Shootout& s, const ShootoutOptions& o) 
 }
 
 // options that this op, or what was asked of it, has no use for
-inline void require_meaning(const Shootout& s, const ShootoutOptions& o) {
+void require_meaning(const Shootout& s, const ShootoutOptions& o) {
     auto refuse = [&](bool given, const char* option, const char* who) {
         if (given) {
             throw Error(kExitUsage, fmt::format("{}: {} has no use for it; {}", option, s.op, who));
         }
     };
     refuse(o.accumulate && !s.accumulates, "--accumulate", "layernorm_backward has a form that adds");
-    refuse(o.warps && !s.warps, "--warps", "the triton rungs of layernorm_forward and _backward have it");
     refuse(o.sweep && s.sweep.empty(), "--sweep", "LayerNorm's shootouts have a list for it");
     refuse(o.latency && s.latency.empty(), "--latency", "LayerNorm's shootouts have a list for it");
     refuse(o.explain && !s.explain, "--explain", "LayerNorm's shootouts have it");
-    refuse(o.group_size && !s.group, "--group-size-m", "the triton rung of layernorm_backward has it");
     if (o.latency && (o.sweep || o.accumulate)) {
         throw Error(kExitUsage,
                     "--latency goes with neither --sweep nor --accumulate; ask for them one by one");
@@ -45,18 +43,19 @@ inline void require_meaning(const Shootout& s, const ShootoutOptions& o) {
         throw Error(kExitUsage,
                     "--check --accumulate: add --shape; the usual list of checks has both forms already");
     }
-    if (o.check && !(o.json + o.csv).empty()) {
-        throw Error(kExitUsage, "--json and --csv write what a race measures; --check measures nothing");
+    if (o.check && !o.json.empty()) {
+        throw Error(kExitUsage, "--json writes what a race measures; --check measures nothing");
     }
 }
 
-// main of every shootout: returns the exit code
-inline int shootout_main(const Shootout& s, int argc, const char* const* argv) {
+}  // namespace
+
+int shootout_main(const Shootout& s, int argc, const char* const* argv) {
     try {
         ShootoutOptions options;
         options.sequences = s.sequences;
         if (!parse_shootout_options(argc, argv, s.op, &options)) { return kExitDone; }
-        if (options.only.empty() && !kOnly.empty()) { options.only.emplace_back(kOnly); }
+        if (options.only.empty() && !s.only.empty()) { options.only.emplace_back(s.only); }
         require_known_versions(s, options);
         require_meaning(s, options);
         if (options.explain) {

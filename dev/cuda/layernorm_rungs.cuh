@@ -2,11 +2,47 @@
 // choose, which are run by name: adapters, and how they add.
 #pragma once
 #include "dev/cuda/layernorm_calls.h"
+#include "dev/cuda/layernorm_explain.h"
+#include "dev/cuda/layernorm_problems.h"
 #include "dev/cuda/only.h"
+#include "dev/cuda/problem.h"
 #include "dev/cuda/shootout.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/cuda/vectors.cuh"
 #include "llmc/layernorm/kernel.cuh"
 
 namespace llmc {
+
+constexpr int kShuffles = 5;  // log2 of a warp: additions that bring its lanes together
+
+// additions of a thread that takes every `threads`-th 16-byte vector of a row of C
+template <typename T>
+double vector_additions(int C, int threads) {
+    constexpr int V = Vec<T>::size;
+    return (double)ceil_div(C, threads * V) * V;
+}
+
+// a warp has a row: element by element, or in vectors
+inline Sums sums_of_warp(int64_t, int C, int) { return {.row = (double)ceil_div(C, kWarp) + kShuffles}; }
+template <typename T>
+Sums sums_of_warp_vectors(int64_t, int C, int) {
+    return {.row = vector_additions<T>(C, kWarp) + kShuffles};
+}
+
+// additions of a block that has a row: its threads, the lanes of each warp, its warps in one warp's lanes
+template <typename T>
+double block_additions(int C, int block) {
+    return vector_additions<T>(C, block) + 2 * kShuffles;
+}
+
+// Additions of a cluster that has a row, each block an equal part of its vectors: as a block, then a lane
+// takes every 32nd of all the warps.
+template <typename T>
+double cluster_additions(int C, int block, int cluster) {
+    constexpr int V = Vec<T>::size;
+    int columns = ceil_div(C / V, cluster) * V, warps = cluster * (block / kWarp);
+    return block_additions<T>(columns, block) + ceil_div(warps, kWarp);
+}
 
 // Rows are shared out to as many groups as there are multiprocessors, 132 on an H200, or the fallback's 128; to
 // clusters from 4096 columns on: 30 of 4 blocks, 15 of 8, 7 of 16. Then come the groups: 128 at most are added.
@@ -37,8 +73,8 @@ inline bool always(const Problem&) { return true; }
 // one kernel by itself; launch: false where it does not take the problem
 template <typename T, typename Launch>
 Version kernel_version(const char* name, const char* idea, const Launch& launch) {
-    auto run = [launch](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
-        require(launch(t, p, stream), "this kernel is not for such rows: doc/layernorm.md, How to choose");
+    auto run = [launch](const TensorSet& t, const Problem& p, int) {
+        require(launch(t, p), "this kernel is not for such rows: doc/layernorm.md, How to choose");
     };
     return {
         .name = name,
@@ -53,11 +89,11 @@ Version kernel_version(const char* name, const char* idea, const Launch& launch)
 
 template <typename T>
 Version shipped_forward() {
-    auto run = [](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
+    auto run = [](const TensorSet& t, const Problem& p, int) {
         if constexpr (sizeof(T) == 2) {
-            if (p.form.fp32_weight) { return layernorm_forward(forward_call<T, float>(t, p), stream); }
+            if (p.form.fp32_weight) { return layernorm_forward(forward_call<T, float>(t, p), kStream); }
         }
-        layernorm_forward(forward_call<T, T>(t, p), stream);
+        layernorm_forward(forward_call<T, T>(t, p), kStream);
     };
     return {.name = "ship",
             .idea = "the dispatcher that trains",
@@ -69,10 +105,9 @@ Version shipped_forward() {
 template <typename T>
 void add_forward_kernels(std::vector<Version>& ladder) {
     auto add = [&](const char* name, const char* idea, layernorm::Kernel kernel) {
-        ladder.push_back(kernel_version<T>(
-            name, idea, [kernel](const TensorSet& t, const Problem& p, cudaStream_t stream) {
-                return p.N == 0 || layernorm_forward_by(kernel, forward_call<T, T>(t, p), stream);
-            }));
+        ladder.push_back(kernel_version<T>(name, idea, [kernel](const TensorSet& t, const Problem& p) {
+            return p.N == 0 || layernorm_forward_by(kernel, forward_call<T, T>(t, p), kStream);
+        }));
     };
     add("short_rows", "some lanes of a warp per row", layernorm::Kernel::kShortRows);
     add("row_in_registers", "rows in registers", layernorm::Kernel::kRowInRegisters);
@@ -94,16 +129,16 @@ std::vector<Version> with_shipped_forward(std::vector<Version> ladder) {
 
 template <typename T>
 Version shipped_backward() {
-    auto run = [](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
+    auto run = [](const TensorSet& t, const Problem& p, int) {
         if constexpr (sizeof(T) == 2) {
             if (p.form.fp32_weight) {
-                return layernorm_backward(backward_call<T, float, float>(t, p, t.scratch()), stream);
+                return layernorm_backward(backward_call<T, float, float>(t, p, t.scratch()), kStream);
             }
             if (p.form.fp32_gradients) {
-                return layernorm_backward(backward_call<T, float, T>(t, p, t.scratch()), stream);
+                return layernorm_backward(backward_call<T, float, T>(t, p, t.scratch()), kStream);
             }
         }
-        layernorm_backward(backward_call<T, T, T>(t, p, t.scratch()), stream);
+        layernorm_backward(backward_call<T, T, T>(t, p, t.scratch()), kStream);
     };
     return {.name = "ship",
             .idea = "the dispatcher that trains",
@@ -116,8 +151,8 @@ Version shipped_backward() {
 template <typename T>
 void add_backward_kernels(std::vector<Version>& ladder) {
     auto add = [&](const char* name, const char* idea, layernorm::Kernel kernel) {
-        auto launch = [kernel](const TensorSet& t, const Problem& p, cudaStream_t stream) {
-            return layernorm_backward_by(kernel, backward_call<T, T, T>(t, p, t.scratch()), stream);
+        auto launch = [kernel](const TensorSet& t, const Problem& p) {
+            return layernorm_backward_by(kernel, backward_call<T, T, T>(t, p, t.scratch()), kStream);
         };
         ladder.push_back(kernel_version<T>(name, idea, launch));
         ladder.back().scratch = scratch_of(shipped_scratch);
@@ -135,6 +170,30 @@ std::vector<Version> with_shipped_backward(std::vector<Version> ladder) {
         ladder.push_back(shipped_backward<T>());
     }
     return ladder;
+}
+
+// ---- the shootouts --------------------------------------------------------------------------------
+
+// v0 adds a row, and of backward a column, in one chain.
+inline Shootout layernorm_shootout(LayerNormOp op, const char* cpu_idea, decltype(CpuVersion::run) run_cpu,
+                                   decltype(Shootout::ladder) ladder, decltype(Shootout::problem) problem) {
+    static constexpr const char* kNames[] = {"layernorm_forward", "residual_layernorm_forward",
+                                             "layernorm_backward"};
+    const bool backward = op == LayerNormOp::kBackward;
+    auto chains = [](int64_t N, int C) {
+        return Sums{.row = (double)C, .column = (double)N, .from_first = false};
+    };
+    return {.op = kNames[(int)op],
+            .cpu = {.name = "v0", .idea = cpu_idea, .run = run_cpu, .sums = chains, .shape = {2048, 768}},
+            .ladder = ladder,
+            .problem = problem,
+            .checks = all_layernorm_checks(backward, op == LayerNormOp::kResidual),
+            .races = layernorm_races(),
+            .sweep = layernorm_sweep(),
+            .latency = layernorm_latency(),
+            .accumulates = backward,
+            .explain = [op](const ShootoutOptions& o) { return explained(op, o); },
+            .only = kOnly};
 }
 
 }  // namespace llmc

@@ -1,7 +1,18 @@
-// Each layout of each regime, with rows enough that the machine's few multiprocessors and clusters go through their
-// rings, unequally often: as long as it takes a GPU's worth of tests to show a race, in seconds.
+// ./test_emulated: tests of kernels without a GPU, by machine.h. Here: each layout of each of LayerNorm's regimes, with rows
+// enough that the machine's few multiprocessors and clusters go through their rings, unequally often: what takes a GPU's
+// worth of tests to show a race, in seconds. And attention without tensor cores.
+//   ./test_emulated                              this folder's tests alone: each layout, a few rows (four minutes)
+//   ./test_emulated --all                        those of dev/test/gpu, too, but the largest (hours)
+//   ./test_emulated --test-case="*rings*"        doctest's options choose among all of them
+//   PLUMB_EMULATION_SEED=2 ./test_emulated       another order of all that has none
+#include <string_view>
+#include <vector>
+
+#define DOCTEST_CONFIG_IMPLEMENT
+#include "dev/test/gpu/attention_check.h"
 #include "dev/test/gpu/layernorm_runs.h"
 #include "dev/test/gpu/layernorm_widths.h"
+#include "llmc/ops/attention/ladder/rungs.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;
@@ -53,6 +64,26 @@ void for_edges(const Edges& edges, int low, int high, const Check& check) {
         }
     }
 }
+
+// ---- attention's first rungs, and fp32's kernels, which are the second: those without tensor cores
+
+template <AttentionForwardRung* forward, AttentionScratch* forward_scratch, AttentionBackwardRung* backward,
+          AttentionScratch* backward_scratch>
+constexpr AttentionCalls<bf16> kRung = {
+    [](const AttentionForward<bf16>& c, cudaStream_t stream) {
+        Scratch scratch(forward_scratch(c.B, c.T, c.NH));
+        forward(c.out, c.lse, scratch.data(), c.qkv, c.B, c.T, c.NH, stream);
+        check_cuda(cudaDeviceSynchronize());
+    },
+    [](const AttentionBackward<bf16>& c, cudaStream_t stream) {
+        Scratch scratch(backward_scratch(c.B, c.T, c.NH));
+        backward(c.dqkv, scratch.data(), c.dout, c.qkv, c.out, c.lse, c.B, c.T, c.NH, stream);
+        check_cuda(cudaDeviceSynchronize());
+    }};
+
+size_t no_scratch(int, int, int) { return 16; }
+
+constexpr AttentionShape kShapes[] = {{2, 1, 2, 64}, {1, 65, 3, 64}, {1, 130, 1, 64}};
 
 }  // namespace
 
@@ -123,4 +154,45 @@ TEST_SUITE("emulated") {
             if (row.cluster == 1 && row.warps > 4) { check(kTypePairs[1], row.columns(8)); }
         }
     }
+}
+
+TEST_SUITE("emulated") {
+    TEST_CASE("attention's ladders: v1, emulated") {
+        for (const AttentionShape& s : kShapes) {
+            check_attention<bf16>(s, kRung<v1::attention_forward, v1::attention_forward_scratch,
+                                           v1::attention_backward, v1::attention_backward_scratch>);
+        }
+    }
+
+    TEST_CASE("attention's ladders: v2, emulated") {
+        for (const AttentionShape& s : kShapes) {
+            check_attention<bf16>(
+                s,
+                kRung<v2::attention_forward, no_scratch, v2::attention_backward, attention_backward_scratch>);
+        }
+    }
+
+    TEST_CASE("attention in fp32, emulated") {
+        for (int HS : {17, 64, 100}) { check_attention<float>({1, 70, 2, HS}); }
+    }
+}
+
+int main(int argc, char** argv) {
+    std::vector<char*> options;
+    bool all = false, chosen = false;
+    for (int i = 0; i < argc; i++) {
+        std::string_view option = argv[i];
+        all |= option == "--all";
+        chosen |= option.starts_with("-tc") || option.starts_with("--test-");
+        if (option != "--all" && option != "--thorough") { options.push_back(argv[i]); }  // as of test_gpt2cu
+    }
+    doctest::Context context;
+    if (all) {
+        context.setOption("test-suite-exclude", "thorough");
+        context.setOption("test-case-exclude", "*2^*");
+    } else if (!chosen) {
+        context.setOption("test-suite", "emulated,decode,groups");
+    }
+    context.applyCommandLine((int)options.size(), options.data());
+    return context.run();
 }
