@@ -559,9 +559,9 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     check_run(ends({"export", run, "--hf", out, "--force"}), kExitDone);
 
     // what cannot be printed is not lost in silence
-    for (const Words& command :
-         {Words{"generate", run, "--prompt", "the kernel", "--tokens", "8"},
-          Words{"eval", run, "--data", folder / "train.bin"}, words(common + "--dry-run --model d1")}) {
+    for (const Words& command : {Words{"generate", run, "--prompt", "the kernel", "--tokens", "8"},
+                                 Words{"eval", run, "--data", folder / "train.bin"}, Words{"report", run},
+                                 words(common + "--dry-run --model d1")}) {
         const pid_t pid =
             start_prepared(folder.path(), command, [] { dup2(open("/dev/full", O_WRONLY), STDOUT_FILENO); });
         check_run(finish_train(folder.path(), pid), kExitSaveFailed, {"cannot write to standard output"});
