@@ -318,6 +318,7 @@ TEST_CASE("sub-commands: generate") {
     CHECK(std::count(several.out.begin(), several.out.end(), '\n') == 3);
     check_run(generate("--tokens 200 --stop zzzz --stats"), kExitDone,
               {"sees: it goes on from the last 32", "tokens/s", "ms a token"});
+    check_run(generate("--tokens 70 --stop zzzz"), kExitDone, {"sees: it goes on from the last 32"});  // once
     for (const char* bad : {"--dtype bf16", "--dtype fp8", "--tokens 0", "--temperature -1",
                             "--temperature nan", "--top-p 1.5", "--nonsense 1", "--interactive --json",
                             "--seed -1", "--seed 18446744073709551616", "--tokens", "extra"}) {
