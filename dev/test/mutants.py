@@ -129,7 +129,7 @@ def main(n, seed=None):
         sys.exit(f"mutants: it does not build without a mutant: {TREE}/../make.log")
     if os.path.exists(RESULTS):
         DONE.update(line.rstrip("\n").rsplit("\t", 1) for line in open(RESULTS))
-    for test in subprocess.check_output(["grep", "-rl", "^TEST_CASE", "dev/test", "--include=test_*.cpp"], text=True).split():
+    for test in subprocess.check_output(["grep", "-rl", "^TEST_CASE", "dev/test", "--include=*.cpp"], text=True).split():
         if "/gpu/" not in test and "seconds\t" + test not in DONE:
             begin = time.time()
             failed = run_tests([test], {test: 300})
