@@ -354,6 +354,7 @@ TEST_CASE("json: depth and number of values are limited, names stand once, numbe
     };
     CHECK(problem("{\"a\": [1, 2.5, \"x\", null, true, {}]}").exit_code == kExitDone);
     check_error(problem("[1,2,3]", {3, 8}), kExitBadInput, {"3 values"});
+    check_error(problem("[1,2,{}]", {3, 8}), kExitBadInput, {"3 values"});
     using Wrong = std::pair<std::string, const char*>;
     for (const auto& [text, says] :
          {Wrong{std::string(1 << 20, '['), "8 levels"}, Wrong{"{\"a\":1,\"b\":2,\"a\":3}", "\"a\" twice"},
