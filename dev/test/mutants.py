@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """What the CPU tests notice: changes one place of one line of the code, and runs the tests. Standard library only.
 
-    dev/test/mutants.py N [SEED]     N mutants of llmc/host, llmc/model (without gpu/) and data/*.cpp; the seed: the commit's hash
-Each line that has a place is as likely as another: a comparison, && || + - * / !, an integer, true, false, a statement, what is
-returned, break, continue. What does not compile is drawn again. build/mutants/tree is a copy with what `make` has built; of a
-changed header the library and the tests that include it themselves are compiled. Its tests run first, test_durable's last, two
-at a time, up to a failure, which must come twice; five times as long is one. A test that fails without a mutant is left out.
-A stopped run goes on: build/mutants/results has a line for each mutant; one that is taken out is tried again. Last lines: what
-survived (is it the same program, or a hole in the tests?) and the score.
+    dev/test/mutants.py N [SEED]    N mutants of llmc/host, llmc/model (without gpu/) and data/*.cpp
+
+SEED is the commit's hash unless given. Each line that has a place is as likely as another: a comparison, && || + - * /
+!, an integer, true, false, a statement, what is returned, break, continue. What does not compile is drawn again.
+build/mutants/tree is a copy with what `make` has built; of a changed header the library and the tests that include it
+themselves are compiled. Its tests run first, test_durable's last, two at a time, up to a failure, which must come
+twice; five times as long is one. A test that fails without a mutant is left out. A stopped run goes on:
+build/mutants/results has a line for each mutant; one that is taken out is tried again. Last lines: what survived (is
+it the same program, or a hole in the tests?) and the score.
 """
 import contextlib, glob, os, random, re, signal, subprocess, sys, tempfile, time
 
@@ -19,7 +21,8 @@ CHANGES = [(rf"(?<= ){re.escape(a)}(?= |$)", b) for a, b in (pair.split() for pa
     (r'(?<=[^"] )\+(?= [^"]|$)', "-"), (r"(?<![\w!])!(?=[\w(])", ""), (NUMBER, "({} + 1)"), ("(?!0[^'])" + NUMBER, "0"),
     (r"\btrue\b", "false"), (r"\bfalse\b", "true"), (r"\bbreak(?=;)", "continue"), (r"\bcontinue(?=;)", "break"),
     (r"\breturn ([^;?]*(?: [<>=!]=? | && |\|\||!|empty\(\))[^;?]*);", "!({})"),
-    (r"^ *(\**(?!static_assert)(?:[\w.:]|->|\[[^]]*\])+(?: [-+*/%|&^]?= |\(|\+\+|--)[^{}]*;|throw [^{}]*;|return;) *$", ";"),
+    (r"^ *(\**(?!static_assert)(?:[\w.:]|->|\[[^]]*\])+(?: [-+*/%|&^]?= |\(|\+\+|--)[^{}]*;|throw [^{}]*;|return;) *$",
+     ";"),
     (r"\{ ((?!return .)[^{}]+;) \}", ""), (r"^ *(?:\} else )?(?:if|for|while) .*\{ (return .[^{}]*;) \}", "")]
 DONE = {}
 
@@ -27,7 +30,8 @@ DONE = {}
 def draw(seed):
     """path, line's number, line and changed line, in the seed's order"""
     lines, chance = {}, random.Random(seed)
-    for path in subprocess.check_output(["git", "ls-files", "llmc/host", "llmc/model", "data/*.cpp"], text=True).split():
+    list_files = ["git", "ls-files", "llmc/host", "llmc/model", "data/*.cpp"]
+    for path in subprocess.check_output(list_files, text=True).split():
         text = "" if path.startswith("llmc/model/gpu/") or not path.endswith((".h", ".cpp")) else open(path).read()
         masked = TEXTS.sub(lambda m: re.sub(r"[^\n]", " " if m[0][:2] == "//" else '"', m[0]), text)
         for number, (line, code) in enumerate(zip(text.split("\n"), masked.split("\n")), 1):
@@ -41,7 +45,7 @@ def draw(seed):
         yield *place, chance.choice(lines[place])
 
 
-def run_tests(tests, limits):
+def run_tests(tests, seconds):
     """the first that fails; nothing if all pass"""
     tests, running, failed = list(tests), {}, set()
     with tempfile.TemporaryDirectory(dir="/dev/shm", ignore_cleanup_errors=True) as scratch:
@@ -51,9 +55,9 @@ def run_tests(tests, limits):
                 if tests and len(running) < 2:
                     test = tests.pop(0)
                     program = "bin/test_durable" if "/durability/" in test else "bin/test_gpt2"
-                    running[test] = time.time() + limits[test], subprocess.Popen(
-                        [program, "--source-file=*" + test, "--abort-after=1"], cwd=TREE, env=env, start_new_session=True,
-                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                    running[test] = time.time() + 20 + 5 * seconds.get(test, 60), subprocess.Popen(
+                        [program, "--source-file=*" + test, "--abort-after=1"], cwd=TREE, env=env,
+                        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 for test, (end, ran) in list(running.items()):
                     status = ran.poll()
                     if time.time() > end or status and test in failed:
@@ -71,7 +75,7 @@ def run_tests(tests, limits):
 
 
 def distance(path, test):
-    """0: the test is named like the changed file or includes its header; 1: through another; 2: neither; 3: it is slow"""
+    """0: the test is named like the changed file or includes its header; 1: through another; 2: neither; 3: slow"""
     name, depends = path.rsplit(".", 1)[0], open(f"{TREE}/build/{test[:-4]}.d").read()
     near = f"/test_{os.path.basename(name)}.cpp" in test or name.removeprefix("data/") in open(f"{TREE}/{test}").read()
     return 3 if "/durability/" in test else 0 if near else 1 if f" {name}.h" in depends else 2
@@ -108,7 +112,7 @@ def try_mutant(path, number, changed, seconds):
         out.write("\n".join([*lines[:number - 1], changed, *lines[number:]]))
     os.utime(source, (0, 0))  # what is not stale is newer
     tests = sorted(seconds, key=lambda test: (distance(path, test), seconds[test]))
-    how = stale and make() and (run_tests(tests, {t: 20 + 5 * seconds[t] for t in tests}) or "survived")
+    how = stale and make() and (run_tests(tests, seconds) or "survived")
     restore()
     return how or ""
 
@@ -123,20 +127,23 @@ def main(n, seed=None):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.makedirs(TREE, exist_ok=True)
     restore()
-    if not shell(f"""rm -rf {TREE}/[!b]*; git ls-files -co --exclude-standard | xargs ls -d 2>/dev/null | xargs cp -a --parents -t {TREE}
-            [ -e {TREE}/build ] || cp -a --parents -t {TREE} build/deps.mk build/compiler build/*.h* build/train_gpt2.[do] \
-            build/data build/llmc build/dev/test""") or not make():
+    if not shell(f"""rm -rf {TREE}/[!b]*
+            git ls-files -co --exclude-standard | xargs ls -d 2>/dev/null | xargs cp -a --parents -t {TREE}
+            [ -e {TREE}/build ] || cp -a --parents -t {TREE} build/deps.mk build/compiler build/*.h* \
+            build/train_gpt2.[do] build/data build/llmc build/dev/test""") or not make():
         sys.exit(f"mutants: it does not build without a mutant: {TREE}/../make.log")
     if os.path.exists(RESULTS):
         DONE.update(line.rstrip("\n").rsplit("\t", 1) for line in open(RESULTS))
-    for test in subprocess.check_output(["grep", "-rl", "^TEST_CASE", "dev/test", "--include=*.cpp"], text=True).split():
+    grep = ["grep", "-rl", "^TEST_CASE", "dev/test", "--include=*.cpp"]
+    for test in subprocess.check_output(grep, text=True).split():
         if "/gpu/" not in test and "seconds\t" + test not in DONE:
             begin = time.time()
-            failed = run_tests([test], {test: 300})
-            record("seconds\t" + test, failed or time.time() - begin)
-    seconds = {what[8:]: float(how) for what, how in DONE.items() if what.startswith("seconds\t") and "by" not in str(how)}
+            record("seconds\t" + test, run_tests([test], {}) or time.time() - begin)
+    times = {what[8:]: how for what, how in DONE.items() if what.startswith("seconds\t")}
+    seconds = {test: float(how) for test, how in times.items() if test not in str(how)}
     tried = {}
-    for path, number, line, changed in draw(seed or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()):
+    seed = seed or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+    for path, number, line, changed in draw(seed):
         what = f"{path}:{number}\t{line.strip()} -> {changed.strip()}"
         if what not in DONE:
             record(what, try_mutant(path, number, changed, seconds))
@@ -145,7 +152,8 @@ def main(n, seed=None):
         if len(tried) == int(n):
             break
     survived = [what for what in tried if tried[what] == "survived"]
-    print("survived:", *survived, f"{len(tried)} mutants: {len(tried) - len(survived)} killed, {len(survived)} survived", sep="\n")
+    killed = len(tried) - len(survived)
+    print("survived:", *survived, f"{len(tried)} mutants: {killed} killed, {len(survived)} survived", sep="\n")
 
 
 if __name__ == "__main__":
