@@ -1,7 +1,6 @@
 // ./train_gpt2: trains GPT-2 on the CPU. The loop is llmc/model/run/trainer.h, the model llmc/model/cpu/gpt2.h,
 // the options llmc/host/options/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval, report):
 // llmc/model/run/commands.h.
-#include "llmc/host/options/main.h"
 #include "llmc/host/ranks/ranks.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/run/commands.h"

@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/host/options/main.h"
 #include "llmc/host/ranks/ranks.h"
 #include "llmc/model/gpu/gpt2.cuh"
 #include "llmc/model/profile/step_profile.h"

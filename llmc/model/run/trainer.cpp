@@ -2,12 +2,14 @@
 #include "llmc/model/run/trainer.h"
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "llmc/host/base/error.h"
+#include "llmc/host/base/resources.h"
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
@@ -57,7 +59,16 @@ public:
         begin();
         stop_when_out_of_memory();
         try {
-            const int code = train_or_save();
+            int code = kExitDone;
+            try {
+                code = train();
+            } catch (const std::bad_alloc&) {
+                // Where memory ends for good, what was trained is saved all the same: unless that was in the middle of a step,
+                // or other ranks may be in an exchange.
+                if (whole_ < 0 || comm_.size() > 1) { throw; }
+                out_of_memory = 1;
+                code = stop(whole_);
+            }
             pass_on(comm_, {.task = Task::kEnd, .exit_code = code, .params = {}});
             return code;
         } catch (const Error& e) {
@@ -166,21 +177,9 @@ private:
 
     // ---- the loop
 
-    // Where memory ends for good, what was trained is saved all the same: unless that was in the middle of a step, or other
-    // ranks may be in an exchange.
-    int train_or_save() {
-        whole_ = first_;
-        try {
-            return train();
-        } catch (const std::bad_alloc&) {
-            if (whole_ < 0 || comm_.size() > 1) { throw; }
-            out_of_memory = 1;
-            return stop(whole_);
-        }
-    }
-
     // the steps that there are to do; the exit code
     int train() {
+        whole_ = first_;
         clock_.restart();
         for (int64_t step = first_; step < plan_.steps; step++) {
             if (due(step, o_.val_every)) { validate(step); }
@@ -479,6 +478,33 @@ StepNumbers StepClock::numbers(const StepResult& r, const RunPlan& plan, int seq
     pace_ += (n.ms - pace_) * std::min(1.0, std::max(1.0 / (double)steps, n.ms / kPaceMs));
     n.seconds_left = (double)(plan.steps - n.step) * pace_ / 1e3;
     return n;
+}
+
+int run_main(const char* name, Program program, int argc, char** argv,
+             const std::function<int(const Options&, char**)>& train,
+             const std::function<std::optional<int>(int, char**)>& command) {
+    open_standard_streams();
+    wait_politely(argv);
+    std::signal(SIGXFSZ, SIG_IGN);  // it would end a sub-command without a word; now the write fails instead
+    try {
+        if (std::optional<int> done = command(argc, argv)) { return *done; }  // a signal ends it at once
+        ignore_write_signals();
+        int exit_code = -1;
+        const Options options = parse_options(argc, argv, program, &exit_code);
+        if (exit_code >= 0) { return exit_code; }
+        catch_run_signals();
+        return train(options, argv);
+    } catch (const Error& e) {
+        std::fflush(stdout);
+        put_text(stderr, fmt::format("{}: {}\n", name, e.what()));
+        return e.exit_code;
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "%s: out of memory. Use a smaller --batch, --seq-len or --model.\n", name);
+        return kExitDevice;
+    } catch (const std::exception& e) {
+        put_text(stderr, fmt::format("{}: unexpected: {}\n", name, e.what()));
+        return kExitDevice;
+    }
 }
 
 int train_in_rank(const Options& options, Models models, Comm& comm) {

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "llmc/host/log/run_log.h"
@@ -34,6 +36,12 @@ private:
     double pace_ = 0;  // ms a step
     std::chrono::steady_clock::time_point last_done_;
 };
+
+// What the mains of both trainers share: options in, errors out as messages and exit codes. Calls command(argc, argv), which has
+// a value if argv names a sub-command; else parses the options and calls train(options, argv). Returns what the program should.
+int run_main(const char* name, Program program, int argc, char** argv,
+             const std::function<int(const Options&, char**)>& train,
+             const std::function<std::optional<int>(int, char**)>& command);
 
 // a run, in the rank that this process is; the program's exit code
 int train_in_rank(const Options& options, Models models, Comm& comm);
