@@ -180,7 +180,7 @@ bool parse(int argc, char** argv, CorpusOptions* options) {
     t.add("--seed S", &options->seed, {0, 0x1p64}, "which stories");
     t.add("--show N", &options->show, {0, 1'000'000},
           "print the first N stories of train.bin and write nothing");
-    return parse_table(t, argc, argv);
+    return t.parse(argc, argv).has_value();
 }
 
 }  // namespace

@@ -111,12 +111,11 @@ void make_hellaswag(const Settings& settings) {
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
     Table t("data/make_hellaswag", kDescription, kFooter);
-    t.strict = true;
     t.add("input", &settings->input, {.required = true}, "a file of JSONL, or - for standard input");
     t.add("--out FILE", &settings->out, {.required = true}, "the file to write");
     t.add("--tokenizer PATH", &settings->tokenizer,
           "the model's: a folder or file as of data/make_shards; without it, bytes");
-    return parse_table(t, argc, argv);
+    return t.parse(argc, argv).has_value();
 }
 
 }  // namespace llmc

@@ -21,8 +21,8 @@
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
+#include "llmc/host/options/choices.h"
 #include "llmc/host/options/table.h"
-#include "llmc/host/options/typed_text.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 
@@ -367,7 +367,6 @@ void make_shards(const Settings& settings) {
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
     Table t("data/make_shards", kDescription, kFooter);
-    t.strict = true;
     t.add("inputs", &settings->inputs, {.required = true, .repeats = true},
           "files of text or JSON lines, folders, or - for standard input");
     t.add("--out PREFIX", &settings->out, {.required = true},
@@ -384,7 +383,7 @@ bool parse(int argc, char** argv, Settings* settings) {
     t.add("--val-fraction X", &settings->val_fraction, {0, 0.9}, "part that validation gets; 0 = none");
     t.add("--shard-tokens N", &settings->shard_tokens, {16, (double)kMaxShardTokens, "tokens"},
           "tokens in a shard, which is held in memory");
-    return parse_table(t, argc, argv);
+    return t.parse(argc, argv).has_value();
 }
 
 }  // namespace llmc

@@ -345,7 +345,7 @@ Options parse(const std::vector<std::string>& words) {
 
 void read_config_file(const std::string& folder, const std::string& bytes) {
     const std::string path = folder + "/f.toml";
-    ParsedOptions scratch(Program::kCpu);  // most inputs end here, before the parser of all options
+    Options scratch;  // most inputs end here, before the parser of all options
     read_config(bytes, "f.toml", trainer_table(&scratch));
     put(path, bytes);
     const std::string text = config_text(parse({"--config", path}));

@@ -342,13 +342,13 @@ TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
              {text, "--out is required: how the names of the shards begin"},
              {to, "inputs is required: files of text or JSON lines, folders, or - for standard input"},
              {text + " --out " + folder.path() + "/", "a folder"},
-             {"--out= " + text, "--out: the value is empty. Expected PREFIX."},
+             {"--out= " + text, "--out: '' is empty. Expected PREFIX."},
              {text + to + " --documents word", "--documents"},
              {large / "text" + to + " --shard-tokens 16",
               "--shard-tokens 16: 200000 tokens or more would be 12500 files or more, expected at most "
               "10000"},
              {text + to + " --shards 4", "unknown option '--shards'"},
-             {text + to + " --json-field ''", "--json-field: the value is empty. Expected NAME."},
+             {text + to + " --json-field ''", "--json-field: '' is empty. Expected NAME."},
              {text + " --out " + text + "/sub/t", "cannot make or write this folder"}}) {
         fails(arguments, kExitUsage, says);
     }

@@ -1,226 +1,168 @@
-// Tests of the option parser: defaults, every alias, --help, each kind of error by hand
-// (test_options_generated.cpp makes many more; config files: test_options_config.cpp).
+// Tests of command lines: defaults, every name of every option, --help, each kind of error, by hand and made by chance, and
+// what the options of a run say in its config.toml.
 #include <pwd.h>
 #include <unistd.h>
+#include <algorithm>
+#include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <fmt/ranges.h>
 
+#include "dev/cuda/options.h"
+#include "dev/test/support/compare_state.h"
 #include "dev/test/support/test_files.h"
 #include "dev/test/support/test_options.h"
+#include "dev/test/support/train_program.h"
+#include "llmc/host/options/table.h"
 #include "llmc/model/run/commands.h"
 
 using namespace llmc;
 
+namespace {
+
+Options fields_of_table;
+const Table kTable = trainer_table(&fields_of_table);
+// the options with a long name, and those of llm.c without one, but for -h, which is help as well
+std::vector<Option> options_of_table(bool named) {
+    std::vector<Option> all = kTable.options;
+    std::erase_if(all, [=](const Option& o) { return o.name.empty() == named || o.names[0] == "-h="; });
+    return all;
+}
+const std::vector<Option> kOptions = options_of_table(true), kForeignOptions = options_of_table(false);
+
+Args operator+(Args a, const Args& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+bool is_switch(const Option& row) { return row.value.empty(); }
+bool is_action(const Option& row) { return row.field.kind == Field::kAction; }
+std::string letter_of(const Option& row) { return row.names[0].starts_with("--") ? "" : row.names[0]; }
+
+// A line for each: what is typed | what the message says | and says
+void check_all_bad(const std::string& table, Program program = Program::kCpu) {
+    for (const std::string& line : split(table, '\n')) {
+        const std::vector<std::string> parts = split(line, '|');
+        for (size_t i = 1; i < parts.size(); i++) {
+            const std::string part = parts[i].substr(1, parts[i].size() - 1 - parts[i].ends_with(' '));
+            check_bad(words(parts[0]), {part}, program);
+        }
+    }
+}
+
+// a value that the row takes
+std::string good_value(const Option& row) {
+    if (row.name == "model") { return "d12"; }
+    if (row.name == "total-batch") { return "4096"; }
+    if (row.name == "max-seq-len") { return "1024"; }
+    if (row.name == "seq-len") { return "512"; }
+    if (*row.choices) { return split_words(row.choices)[0]; }
+    if (row.field.kind == Field::kReal) { return "0.125"; }
+    return row.is_number() ? (row.range.hi < 8 ? "0" : "8") : "runs/x";
+}
+
+}  // namespace
+
+// ---- names, values, defaults -------------------------------------------------------------------
+
 TEST_CASE("options: no arguments give the defaults of options.h") {
     int code = -2;
-    Options o = parse({}, &code), d;
+    Options o = parse({}, &code), d, gpu = parse_gpu({});
     CHECK(code == -1);
-    CHECK(o.train_data == d.train_data);
-    CHECK(o.val_data == d.val_data);
-    CHECK(o.tokenizer == d.tokenizer);
-    CHECK(o.model == d.model);
-    CHECK(o.layers == 0);
-    CHECK(o.batch == d.batch);
-    CHECK(o.seq_len == d.seq_len);
-    CHECK(o.total_batch == 0);
-    CHECK(o.steps == kAuto);
+    CHECK(std::tie(o.train_data, o.val_data, o.tokenizer, o.model, o.batch, o.seq_len) ==
+          std::tie(d.train_data, d.val_data, d.tokenizer, d.model, d.batch, d.seq_len));
+    CHECK(std::tie(o.layers, o.total_batch, o.steps, o.schedule, o.optimizer, o.val_every, o.val_tokens,
+                   o.seed) == std::tuple(0, 0, kAuto, Decay::kCosine, Optimizer::kAuto, -1, -1, 42u));
+    CHECK(std::tie(o.resume, o.out, o.quiet, o.dry_run, o.llmc_letters) ==
+          std::tuple("none", "", false, false, false));
     CHECK(o.lr < 0);
-    CHECK_FALSE(o.llmc_letters);
-    CHECK(o.schedule == Decay::kCosine);
-    CHECK(o.optimizer == Optimizer::kAuto);
-    CHECK(o.val_every == -1);
-    CHECK(o.val_tokens == -1);
-    CHECK(o.resume == "none");
-    CHECK(o.out.empty());
-    CHECK(o.seed == 42);
-    CHECK(!o.quiet);
-    CHECK(!o.dry_run);
     const char* const none[] = {nullptr};
     CHECK(parse_options(0, none, Program::kCpu, &code).batch == d.batch);
+    CHECK(std::tie(o.program, o.dtype) == std::tuple(Program::kCpu, FloatType::kFp32));
+    CHECK(std::tie(gpu.program, gpu.dtype, gpu.grad_dtype, gpu.recompute, gpu.tf32) ==
+          std::tuple(Program::kGpu, FloatType::kBf16, FloatType::kFp32, Recompute::kNone, false));
+    const Options as_bf16 = parse_config(config_text(o), {"--dtype", "bf16"}, Program::kGpu);
+    CHECK(config_text(as_bf16) == config_text(gpu));  // all other defaults are the same
 }
 
 TEST_CASE("options: every field is set by its long name") {
-    Options o = parse({"--train-data",
-                       "a*.bin",
-                       "--val-data=b.bin",
-                       "--tokenizer",
-                       "t.bin",
-                       "--layers",
-                       "3",
-                       "--heads",
-                       "2",
-                       "--channels",
-                       "64",
-                       "--max-seq-len",
-                       "128",
-                       "--batch=2",
-                       "--seq-len",
-                       "32",
-                       "--total-batch",
-                       "256",
-                       "--steps",
-                       "-1",
-                       "--lr",
-                       "1e-3",
-                       "--optimizer",
-                       "muon",
-                       "--warmup",
-                       "7",
-                       "--final-lr-fraction",
-                       ".5",
-                       "--schedule",
-                       "wsd",
-                       "--weight-decay",
-                       "0.1",
-                       "--beta1",
-                       "0",
-                       "--beta2",
-                       "0.99",
-                       "--eps",
-                       "1e-6",
-                       "--clip",
-                       "0",
-                       "--val-every",
-                       "0",
-                       "--val-tokens",
-                       "640"});
-    CHECK(o.train_data == "a*.bin");
-    CHECK(o.val_data == "b.bin");
-    CHECK(o.tokenizer == "t.bin");
-    CHECK(ModelShape{o.layers, o.heads, o.channels} == ModelShape{3, 2, 64});
-    CHECK(o.max_seq_len == 128);
-    CHECK(o.batch == 2);
-    CHECK(o.seq_len == 32);
-    CHECK(o.total_batch == 256);
-    CHECK(o.steps == -1);
-    CHECK(o.lr == 1e-3);
-    CHECK(o.optimizer == Optimizer::kMuon);
-    CHECK(o.warmup == 7);
-    CHECK(o.final_lr_fraction == 0.5);
-    CHECK(o.schedule == Decay::kWsd);
-    CHECK(o.weight_decay == 0.1);
-    CHECK(o.beta1 == 0);
-    CHECK(o.beta2 == 0.99);
-    CHECK(o.eps == 1e-6);
-    CHECK(o.clip == 0);
-    CHECK(o.val_every == 0);
-    CHECK(o.val_tokens == 640);
-    o = parse({"--val-align",     "document",  "--sample-every", "0",
-               "--sample-tokens", "9",         "--temperature",  "0.7",
-               "--top-k",         "40",        "--prompt",       "-- no",
-               "--out",           "o",         "--save-every",   "5",
-               "--resume",        "o/step_5",  "--log-every",    "3",
-               "--quiet",         "--dry-run", "--seed",         "18446744073709551615",
-               "--keep",          "3",         "--model-dtype",  "bf16",
-               "--steps=-1"});
-    CHECK(o.val_align == ValAlign::kDocument);
-    CHECK(o.sample_every == 0);
-    CHECK(o.sample_tokens == 9);
-    CHECK(o.temperature == 0.7);
-    CHECK(o.top_k == 40);
-    CHECK(o.prompt == "-- no");
-    CHECK(o.out == "o");
-    CHECK(o.save_every == 5);
-    CHECK(o.resume == "o/step_5");
-    CHECK(o.keep == 3);
-    CHECK(o.model_dtype == FloatType::kBf16);
-    CHECK(o.log_every == 3);
-    CHECK(o.quiet);
-    CHECK(o.dry_run);
+    Options o = parse(words(
+        "--train-data a*.bin --val-data=b.bin --tokenizer t.bin --layers 3 --heads 2 --channels 64 "
+        "--max-seq-len 128 "
+        "--batch=2 --seq-len 32 --total-batch 256 --steps -1 --lr 1e-3 --optimizer muon --warmup 7 "
+        "--final-lr-fraction .5 --schedule wsd --weight-decay 0.1 --beta1 0 --beta2 0.99 --eps 1e-6 --clip 0 "
+        "--val-every 0 --val-tokens 640 --val-align document --sample-every 0 --sample-tokens 9 "
+        "--temperature 0.7 "
+        "--top-k 40 --out o --save-every 5 --resume o/step_5 --log-every 3 --quiet --dry-run "
+        "--seed 18446744073709551615 --keep 3 --model-dtype bf16"));
+    CHECK(std::tie(o.train_data, o.val_data, o.tokenizer) == std::tuple("a*.bin", "b.bin", "t.bin"));
+    CHECK(std::tie(o.layers, o.heads, o.channels, o.max_seq_len) == std::tuple(3, 2, 64, 128));
+    CHECK(std::tie(o.batch, o.seq_len, o.total_batch, o.steps) == std::tuple(2, 32, 256, -1));
+    CHECK(std::tie(o.lr, o.optimizer, o.warmup, o.final_lr_fraction, o.schedule) ==
+          std::tuple(1e-3, Optimizer::kMuon, 7, 0.5, Decay::kWsd));
+    CHECK(std::tie(o.weight_decay, o.beta1, o.beta2, o.eps, o.clip) == std::tuple(0.1, 0, 0.99, 1e-6, 0));
+    CHECK(std::tie(o.val_every, o.val_tokens, o.val_align) == std::tuple(0, 640, ValAlign::kDocument));
+    CHECK(std::tie(o.sample_every, o.sample_tokens, o.temperature, o.top_k) == std::tuple(0, 9, 0.7, 40));
+    CHECK(std::tie(o.out, o.save_every, o.resume, o.keep) == std::tuple("o", 5, "o/step_5", 3));
+    CHECK(std::tie(o.model_dtype, o.log_every, o.quiet, o.dry_run) ==
+          std::tuple(FloatType::kBf16, 3, true, true));
     CHECK(o.seed == 18446744073709551615ull);
-    CHECK(o.steps == -1);
+    CHECK(parse({"--prompt", "-- no"}).prompt == "-- no");
+    CHECK(parse({"--dtype", "auto"}).dtype == FloatType::kFp32);
+    CHECK(parse_gpu({"--dtype", "auto"}).dtype == FloatType::kBf16);
+    CHECK(parse_gpu({"--dtype", "fp32"}).dtype == FloatType::kFp32);
+    CHECK(parse_gpu({"--grad-dtype", "bf16"}).grad_dtype == FloatType::kBf16);
+    CHECK(parse_gpu({"--recompute", "gelu"}).recompute == Recompute::kGelu);
+    CHECK(parse_gpu({"--tf32", "--dtype", "fp32"}).tf32);
 }
 
-TEST_CASE("options: each alias sets what its long name sets") {
-    int aliases = 0;
+TEST_CASE("options: each short name sets what its long name sets") {
+    int letters = 0;
     for (const Option& row : kOptions) {
-        if (row.letter.empty() || acts_by_itself(row)) { continue; }
+        const std::string letter = letter_of(row), both = letter + " (--" + row.name + ")",
+                          value = good_value(row);
+        if (letter.empty() || is_action(row)) { continue; }
         CAPTURE(row.name);
-        std::string value = good_value(row), letter = row.letter;
-        Options o = parse({letter, value});
-        CHECK(config_text(o) == config_text(parse({std::string("--") + row.name, value})));
-        CHECK(config_text(o) == config_text(parse({std::string("--") + row.name + "=" + value})));
-        CHECK(config_text(o) != config_text(parse({})));
-        aliases++;
+        letters++;
+        check_bad({letter}, {both, "needs a value"});
+        check_bad({letter, "--batch", "2"}, {both, "needs a value", "--batch"});
+        check_bad({"--batch", letter}, {"--batch", "needs a value", letter});
+        if (*row.numbered) { continue; }
+        const std::string text = config_text(parse({letter, value}));
+        for (const Args& other :
+             {Args{letter + "=" + value}, {"--" + row.name, value}, {"--" + row.name + "=" + value}}) {
+            CHECK(text == config_text(parse(other)));
+        }
+        // those that say which process it is are not in a file
+        CHECK((text == config_text(parse({}))) == among("world-size rank ranks-per-host master", row.name));
     }
-    CHECK(aliases == 18);  // -i -j -e -o -b -t -d -x -l -u -q -c -v -m -s -g -n -k
+    CHECK(
+        letters ==
+        30);  // -i -j -e -o -b -t -d -x -l -u -q -c -v -m -s -g -n -k -y -r -f -z -nk -nm -pn -pr -pg -ps -sl -sg
+    Options o = parse(
+        words("-i I -j J -e gpt2:d24 -o O -b 2 -t 64 -d 256 -x -1 -l 0.5 -u 6 -q 0.25 -c 0.75 -v 11 -m 3 "
+              "-s 12 -g 13 -n 14 -k constant -y 1 -nk 5 -nm 6 -z 0 -pn 8 -pr 3 -pg 4 -ps 10.0.0.7"));
+    CHECK(std::tie(o.train_data, o.val_data, o.model, o.out) == std::tuple("I", "J", "gpt2:d24", "O"));
+    CHECK(std::tie(o.batch, o.seq_len, o.total_batch, o.steps) == std::tuple(2, 64, 256, -1));
+    CHECK(std::tie(o.lr, o.warmup, o.final_lr_fraction, o.weight_decay) == std::tuple(0.5, 6, 0.25, 0.75));
+    CHECK(std::tie(o.val_every, o.val_tokens, o.sample_every, o.sample_tokens) ==
+          std::tuple(11, 3 * 2 * 64, 12, 13));
+    CHECK(std::tie(o.save_every, o.schedule, o.resume) == std::tuple(14, Decay::kConstant, "auto"));
+    CHECK(std::tie(o.keep, o.keep_major, o.zero) == std::tuple(5, 6, 0));
+    CHECK(std::tie(o.world_size, o.rank, o.ranks_per_host, o.master) == std::tuple(8, 3, 4, "10.0.0.7"));
     CHECK(parse({"-k", "linear"}).schedule == Decay::kLinear);
-    Options o =
-        parse({"-i",  "I",  "-j", "J",  "-e",  "gpt2:d24", "-o", "O",  "-b",   "2",        "-t",   "64", "-d",
-               "256", "-x", "-1", "-l", "0.5", "-u",       "6",  "-q", "0.25", "-c",       "0.75", "-v", "11",
-               "-m",  "3",  "-s", "12", "-g",  "13",       "-n", "14", "-k",   "constant", "-y",   "1"});
-    CHECK(o.train_data == "I");
-    CHECK(o.val_data == "J");
-    CHECK(o.model == "gpt2:d24");
-    CHECK(o.out == "O");
-    CHECK(o.batch == 2);
-    CHECK(o.seq_len == 64);
-    CHECK(o.total_batch == 256);
-    CHECK(o.steps == -1);
-    CHECK(o.lr == 0.5);
-    CHECK(o.warmup == 6);
-    CHECK(o.final_lr_fraction == 0.25);
-    CHECK(o.weight_decay == 0.75);
-    CHECK(o.val_every == 11);
-    CHECK(o.val_tokens == 3 * 2 * 64);
-    CHECK(o.sample_every == 12);
-    CHECK(o.sample_tokens == 13);
-    CHECK(o.save_every == 14);
-    CHECK(o.schedule == Decay::kConstant);
-    CHECK(o.resume == "auto");
     CHECK(parse({"-y", "0"}).resume == "none");
-    CHECK(parse({"-nk", "5"}).keep == 5);
-    CHECK(parse({"-nm", "5"}).keep_major == 5);
     CHECK(parse({"-m", "-1"}).val_tokens == -1);
     CHECK(parse({"--val-batches=20", "-b", "8", "-t", "1024"}).val_tokens == 20 * 8 * 1024);
     CHECK(parse({"-j", "none"}).val_data.empty());
-}
-
-TEST_CASE("options: llm.c's other options are accepted where they ask for nothing, else refused by name") {
-    CHECK(config_text(parse({"-z",  "1",   "-r",  "0",   "-a",  "0",   "-f",  "0",   "-w",  "1",   "-ge",
-                             "0",   "-lg", "-1",  "-nk", "0",   "-nm", "0",   "-sl", "0",   "-sg", "0.0",
-                             "-pn", "1",   "-pr", "0",   "-pg", "8",   "-pi", "mpi", "-pm", "tcp"})) ==
-          config_text(parse({})));
-    CHECK(kForeignOptions.size() == 8);
-    for (const Option& option : kForeignOptions) {
-        const std::string name = option.names[0];
-        check_bad({name, "5"}, {name, "'5'", "is not part of this program yet"});
-        check_bad({"-b", "2", name}, {name, "needs a value"});
-        check_bad({name, "--batch", "2"}, {name, "needs a value", "--batch"});
-    }
-    check_bad({"-z", "2"}, {"-z (--zero)", "0 to 1 (ZeRO-1 is the highest stage here)"});
-    check_bad({"-pi", "fs"}, {"-pi", "'fs'", "--master"});
-    check_bad({"-pm", "fs"}, {"-pm", "'fs'", "--master"});
-    check_bad({"-pp", "/tmp"}, {"-pp", "'/tmp'", "--master"});
-    check_bad({"-a", "1"}, {"-a", "'1'", "--epochs N with --train-data"});
-    Options o = parse({"-z", "0", "-pn", "8", "-pr", "3", "-pg", "4", "-pi", "tcp", "-ps", "10.0.0.7"});
-    CHECK(o.zero == 0);
-    CHECK(o.world_size == 8);
-    CHECK(o.rank == 3);
-    CHECK(o.ranks_per_host == 4);
-    CHECK(o.master == "10.0.0.7");
-    check_bad({"-lg", "5"}, {"-lg", "GPU"});
-    check_bad({"-lg=5"}, {"-lg=5", "Did you mean -lg 5?"});
-    check_bad({"-a", "0", "-a", "0"}, {"-a", "twice"});
-    check_bad({"-h", "3"}, {"-h", "HellaSwag", "--help"});
-    check_bad({"-y", "2"}, {"-y (--resume)", "'2'"});
-    check_bad({"-y", "1", "--resume", "auto"}, {"--resume", "twice"});
-    check_bad({"-nk", "-1"}, {"-nk (--keep)", "0 to 2^31 - 1 checkpoints"});
-    int aliases = 0;  // short names that --help does not show
-    for (const Option& row : kOptions) {
-        const std::string alias = row.names.back(), both = alias + " (--" + row.name + ")";
-        if (alias.starts_with("--")) { continue; }
-        CHECK(alias != row.letter);
-        if (row.name != "master") { check_bad({alias, "x"}, {both, "'x'"}); }
-        check_bad({alias}, {both, "needs a value"});
-        check_bad({alias, "--batch", "2"}, {both, "needs a value", "--batch"});
-        check_bad({"--batch", alias}, {"--batch", "needs a value", alias});
-        check_bad({alias + "=0"}, {"Did you mean", alias});
-        aliases++;
-    }
-    CHECK(aliases == 12);  // -y -r -f -z -nk -nm -pn -pr -pg -ps -sl -sg
+    CHECK(parse_gpu({"-r", "0"}).recompute == Recompute::kNone);
+    CHECK(parse_gpu({"-r", "1"}).recompute == Recompute::kGelu);
+    CHECK(parse_gpu({"-r", "2"}).recompute == Recompute::kBlock);
+    CHECK(parse_gpu({"-f", "1", "--dtype", "fp32"}).tf32);
+    CHECK(!parse_gpu({"-f", "0"}).tf32);
 }
 
 TEST_CASE("options: model descriptors") {
@@ -228,143 +170,53 @@ TEST_CASE("options: model descriptors") {
         ModelShape s{7, 7, 7};
         return model_descriptor(text, &s) ? s : ModelShape{};
     };
-    CHECK(shape("d6") == ModelShape{6, 6, 384});
-    CHECK(shape("d12") == ModelShape{12, 12, 768});
-    CHECK(shape("d24") == ModelShape{24, 16, 1024});
-    CHECK(shape("d36") == ModelShape{36, 20, 1280});
-    CHECK(shape("d48") == ModelShape{48, 25, 1600});
-    CHECK(shape("d60") == ModelShape{60, 30, 1920});
-    CHECK(shape("d72") == ModelShape{72, 30, 2880});
-    CHECK(shape("d84") == ModelShape{84, 36, 3456});
-    CHECK(shape("d1") == ModelShape{1, 1, 64});
-    CHECK(shape("gpt2:d13") == ModelShape{13, 13, 832});
-    CHECK(shape("d1024") == ModelShape{1024, 1024, 65536});
-    CHECK(shape("gpt3:c384") == ModelShape{6, 6, 384});
-    CHECK(shape("gpt3:c768") == ModelShape{12, 12, 768});
-    CHECK(shape("gpt3:c1024") == ModelShape{24, 16, 1024});
-    CHECK(shape("gpt3:c1536") == ModelShape{24, 16, 1536});
-    CHECK(shape("gpt3:c2048") == ModelShape{24, 16, 2048});
-    CHECK(shape("gpt3:c2560") == ModelShape{32, 32, 2560});
-    CHECK(shape("gpt3:c4096") == ModelShape{32, 32, 4096});
-    CHECK(shape("gpt3:c12288") == ModelShape{96, 96, 12288});
+    const std::pair<const char*, ModelShape> kKnown[] = {{"d6", {6, 6, 384}},
+                                                         {"d12", {12, 12, 768}},
+                                                         {"d24", {24, 16, 1024}},
+                                                         {"d36", {36, 20, 1280}},
+                                                         {"d48", {48, 25, 1600}},
+                                                         {"d60", {60, 30, 1920}},
+                                                         {"d72", {72, 30, 2880}},
+                                                         {"d84", {84, 36, 3456}},
+                                                         {"d1", {1, 1, 64}},
+                                                         {"gpt2:d13", {13, 13, 832}},
+                                                         {"d1024", {1024, 1024, 65536}},
+                                                         {"gpt3:c384", {6, 6, 384}},
+                                                         {"gpt3:c768", {12, 12, 768}},
+                                                         {"gpt3:c1024", {24, 16, 1024}},
+                                                         {"gpt3:c1536", {24, 16, 1536}},
+                                                         {"gpt3:c2048", {24, 16, 2048}},
+                                                         {"gpt3:c2560", {32, 32, 2560}},
+                                                         {"gpt3:c4096", {32, 32, 4096}},
+                                                         {"gpt3:c12288", {96, 96, 12288}}};
+    for (const auto& [text, is] : kKnown) { CHECK_MESSAGE(shape(text) == is, text); }
     CHECK(parse({"-e", "gpt3:c768"}).max_seq_len == 2048);
     CHECK(parse({"-e", "gpt3:c768", "--max-seq-len", "512"}).max_seq_len == 512);
     CHECK(parse({"-e", "gpt2:d12"}).max_seq_len == 0);
-    for (const char* bad :
-         {"",         "d",         "d0",     "d01",        "d1025",      "d99999999999999999999",
-          "d-1",      "d+1",       "d 6",    "d6 ",        "D6",         "6",
-          "gpt2:",    "gpt2:d",    "gpt2:6", "gpt3:c5140", "gpt3:c0768", "gpt3:768",
-          "gpt3:d12", "gpt2:c768", "d6x",    "d6.bin"}) {
-        CAPTURE(bad);
-        CHECK(shape(bad) == ModelShape{});
-        if (*bad && bad != std::string("d6.bin")) {
-            check_bad({"--model", bad}, {"--model", bad, "dN", "gpt3:cN"});
-        }
+    for (const char* bad : {"d",          "d0",       "d01",      "d1025",     "d99999999999999999999",
+                            "d-1",        "d+1",      "d 6",      "d6 ",       "D6",
+                            "6",          "gpt2:",    "gpt2:d",   "gpt2:6",    "gpt3:c5140",
+                            "gpt3:c0768", "gpt3:768", "gpt3:d12", "gpt2:c768", "d6x"}) {
+        CHECK_MESSAGE(shape(bad) == ModelShape{}, bad);
+        check_bad({"--model", bad}, {"--model", bad, "dN", "gpt3:cN"});
     }
+    for (const char* bad : {"", "d6.bin"}) { CHECK(shape(bad) == ModelShape{}); }
     CHECK(parse({"-e", "models/gpt2_124M.bin"}).model == "models/gpt2_124M.bin");
-    check_bad({"-e", "a.bin", "--max-seq-len", "64", "-t", "64"}, {"--max-seq-len", "--model"});
     for (const char* part : {"--layers", "--heads", "--channels"}) {
         check_bad({part, "4"}, {"--layers", "--heads", "--channels", "missing"});
         check_bad({part, "4", "-e", "d6"}, {"--model", part, "one or the other"});
     }
-    check_bad({"--layers", "2", "--heads", "3", "--channels", "64"}, {"--heads 3", "--channels 63 or 66"});
-    check_bad({"--layers", "2", "--heads", "9", "--channels", "8"}, {"--heads 9", "Nearest: --channels 9."});
-}
-
-TEST_CASE("options: each kind of error") {
-    check_bad({"--bacth", "4"}, {"unknown option '--bacth'", "Did you mean --batch?"});
-    check_bad({"--learning-rate", "1"}, {"--learning-rate", "Did you mean --lr?"});
-    check_bad({"--batch_size=4"}, {"--batch_size", "Did you mean --batch?"});
-    check_bad({"--Seed", "4"}, {"--Seed", "Did you mean --seed?"});
-    check_bad({"-steps", "4"}, {"-steps", "Did you mean --steps?"});
-    check_bad({"--epoch", "4"}, {"Did you mean --epochs?"});
-    for (const char* far : {"--jigsaw", "--zzz", "--x"}) {
-        check_error(error_of([&] { parse({far, "4"}); }), kExitUsage, {"unknown option", "'. See --help"});
-    }
-    check_bad({"-b4"}, {"-b4", "Did you mean -b 4?"});
-    check_bad({"-b=4"}, {"-b=4", "Did you mean -b 4?"});
-    check_bad({"-X", "4"}, {"-X", "Did you mean --steps?"});
-    check_bad({"--"}, {"unexpected argument '--'"});
-    check_bad({""}, {"unexpected argument ''"});
-    check_bad({"-"}, {"unexpected argument '-'"});
-    check_bad({"-b", "4", "8"}, {"unexpected argument '8' after -b"});
-    check_bad({"train.bin"}, {"unexpected argument 'train.bin'"});
-    check_bad({"-b"}, {"-b (--batch)", "nothing follows"});
-    check_bad({"--batch", "--lr", "1"}, {"--batch", "'--lr' follows"});
-    check_bad({"-l", "-u", "1"}, {"-l (--lr)", "'-u' follows", "--lr=VALUE"});
-    check_bad({"-b", "4", "--batch", "4"}, {"--batch", "twice"});
-    check_bad({"--quiet", "--quiet"}, {"--quiet", "twice"});
-    check_bad({"--quiet=1"}, {"--quiet", "true or false"});
-    check_bad({"--help=1"}, {"--help", "takes no value"});
-    check_bad({"--batch", "0"}, {"--batch", "'0' is out of range", "1 to 1,048,576 sequences"});
-    check_bad({"--batch", "4x"}, {"--batch", "'4x' is not a whole number"});
-    check_bad({"--batch", "4.5"}, {"--batch", "whole number"});
-    check_bad({"--batch", " 4"}, {"--batch", "whole number"});
-    check_bad({"--batch", "0x10"}, {"--batch", "whole number"});
-    check_bad({"--batch="}, {"--batch", "empty"});
-    check_bad({"--steps", "-2"}, {"--steps", "-1 or 1 to"});
-    check_bad({"--seed", "-1"}, {"--seed", "2^64 - 1"});
-    check_bad({"--seed", "18446744073709551616"}, {"--seed", "out of range"});
-    check_bad({"--lr", "-inf"}, {"--lr", "out of range"});
-    check_bad({"--lr", "1e999"}, {"--lr", "out of range"});
-    check_bad({"--beta1", "1"}, {"--beta1", "0.9999999"});
-    check_bad({"--eps", "0"}, {"--eps", "1e-37"});
-    check_bad({"--prompt", ""}, {"--prompt", "empty"});
-    check_bad({"-k", "cosin"}, {"-k (--schedule)", "'cosin'", "constant, cosine, linear or wsd"});
-    check_bad({"--val-align", "Window"}, {"--val-align", "auto, window or document"});
-    check_bad({"-m", "3", "--val-tokens", "64"}, {"--val-tokens", "--val-batches"});
-    check_bad({"-d", "1000", "-b", "4", "-t", "64"}, {"--total-batch 1000", "4 x 64", "768 or 1024"});
-    check_bad({"-d", "100", "-b", "4", "-t", "64"}, {"--total-batch 100", "Nearest: --total-batch 256."});
-    check_bad({"--max-seq-len", "128"}, {"--max-seq-len 128", "--seq-len 256"});
-    check_bad({"-m", "2147483647", "-b", "1048576", "-t", "1048576"}, {"--val-batches", "10^15"});
-    check_bad({"--prompt=x\ny", "--bad\n\x1b[31m" + std::string(5000, 'x')}, {"--bad??[31m", "...'"});
 }
 
 TEST_CASE("options: values that begin with a dash, and odd texts, arrive as they are") {
     for (const char* text : {"-1", "-hello", "[a,b]", "{}", "%%", "a b", " ", "\"", "'q'", "a=b", "=", "# no",
                              "-- a", "\xff\xfe", "--a text"}) {
-        CAPTURE(text);
-        CHECK(parse({"--prompt", text}).prompt == text);
+        CHECK_MESSAGE(parse({"--prompt", text}).prompt == text, text);
     }
     CHECK(parse({"--prompt=--batch"}).prompt == "--batch");
     CHECK(parse({"--prompt=-b"}).prompt == "-b");
     CHECK(parse({"--out==x"}).out == "=x");
     CHECK(parse({"--quiet=false"}).quiet == false);
-}
-
-TEST_CASE("options: --help and --version") {
-    int code = -2;
-    std::string help = printed({"--help"}, &code);
-    CHECK(code == kExitDone);
-    CHECK(help == format_help("./train_gpt2", Program::kCpu));
-    CHECK(printed({"-b", "2", "-h"}, &code) == help);
-    CHECK(code == kExitDone);
-    for (const Option& row : kOptions) {
-        CAPTURE(row.name);
-        std::string start = row.letter.empty() ? "\n      --" : "\n  " + row.letter + ", --";
-        CHECK(contains(help, start + row.name + (is_switch(row) ? "" : " ")));
-        if (!row.group.empty()) { CHECK(contains(help, "\n\n" + row.group + ":\n")); }
-    }
-    for (const char* part : {"Usage: ./train_gpt2 ", "[default 4; 1 to 1,048,576 sequences]",
-                             "Exit codes:", "Examples:", "constant, cosine, linear or wsd", "768      124M",
-                             "[default data/sample/train.bin]"}) {
-        CAPTURE(part);
-        CHECK(contains(help, part));
-    }
-    for (size_t at = 0; at < help.size();) {
-        size_t end = help.find('\n', at);
-        std::string line = help.substr(at, end - at);
-        CAPTURE(line);
-        CHECK(line.size() <= 100);
-        CHECK((line.empty() || line.back() != ' '));
-        at = end + 1;
-    }
-    CHECK(contains(format_help("PROGRAM", Program::kCpu), "Usage: PROGRAM "));
-    std::string version = printed({"--version"}, &code);
-    CHECK(code == kExitDone);
-    CHECK(contains(version, "plumb 0.1\n"));
-    CHECK(contains(version, "compiler: "));
-    CHECK(contains(version, "OpenMP"));
 }
 
 TEST_CASE("options: ~ is the home folder, also where a shell leaves it as it is") {
@@ -374,10 +226,8 @@ TEST_CASE("options: ~ is the home folder, also where a shell leaves it as it is"
     CHECK(parse({"-o", "~/runs"}).out == "/home/me/runs");
     CHECK(parse({"--out=~runs"}).out == "~runs");
     CHECK(parse({"--prompt=~/runs"}).prompt == "~/runs");
-    TempFolder folder;
-    write_bytes(folder / "c.toml", "out = \"~/runs\"\nprompt = \"~/runs\"\n");
-    CHECK(parse({"--config", folder / "c.toml"}).out == "/home/me/runs");
-    CHECK(parse({"--config", folder / "c.toml"}).prompt == "~/runs");
+    const Options in_file = parse_config("out = \"~/runs\"\nprompt = \"~/runs\"\n");
+    CHECK(std::tie(in_file.out, in_file.prompt) == std::tuple("/home/me/runs", "~/runs"));
     const auto command = [](std::vector<const char*> typed) {  // of a sub-command
         typed.insert(typed.begin(), "train_gpt2");
         CommandOptions o;
@@ -388,7 +238,7 @@ TEST_CASE("options: ~ is the home folder, also where a shell leaves it as it is"
     CHECK(o.model == "/home/me/m");
     CHECK(o.tokenizer == "/home/me/t");
     CHECK(o.prompt == "~/p");
-    CHECK(o.stop == std::vector<std::string>{"~/s"});
+    CHECK(o.stop == Args{"~/s"});
     CHECK(command({"export", "m", "--hf", "~/out"}).hf == "/home/me/out");
     CHECK(command({"eval", "m", "--data=~/d/*_val_*"}).data == "/home/me/d/*_val_*");
     const passwd* user = getpwuid(geteuid());
@@ -398,4 +248,423 @@ TEST_CASE("options: ~ is the home folder, also where a shell leaves it as it is"
     unsetenv("HOME");
     CHECK(command({"export", "m", "--hf=~/out"}).hf == user->pw_dir + std::string("/out"));
     setenv("HOME", home.c_str(), 1);
+}
+
+TEST_CASE("options: --help and --version") {
+    for (const Program program : {Program::kCpu, Program::kGpu}) {
+        const bool is_gpu = program == Program::kGpu;
+        int code = -2;
+        const auto printed = [&](const Args& args) {
+            return printed_by([&] { parse(args, &code, program); });
+        };
+        const std::string help = printed({"--help"});
+        CHECK(code == kExitDone);
+        CHECK(printed({"-b", "2", "-h"}) == help);
+        CHECK(code == kExitDone);
+        for (const Option& row : kOptions) {
+            const std::string letter = letter_of(row),
+                              start = letter.empty() ? "\n      --" : "\n  " + letter + ", --";
+            CHECK_MESSAGE(contains(help, start + row.name + (is_switch(row) ? "" : " ")), row.name);
+            if (!row.group.empty()) { CHECK(contains(help, "\n\n" + row.group + ":\n")); }
+        }
+        for (const char* part : {"[default 4; 1 to 1,048,576 sequences]",
+                                 "Exit codes:", "Examples:", "constant, cosine, linear or wsd",
+                                 "768 channels", "124M", "[default data/sample/train.bin]"}) {
+            CHECK_MESSAGE(contains(help, part), part);
+        }
+        for (const char* part :
+             {"Usage: ./train_gpt2cu ", "here on an NVIDIA GPU", "[default auto; auto, bf16 or fp32]",
+              "[default none; none, gelu or block]"}) {
+            CHECK_MESSAGE(contains(help, part) == is_gpu, part);
+        }
+        for (const char* part :
+             {"Usage: ./train_gpt2 ", "here on the CPU", "[only false here; others in train_gpt2cu]",
+              "[only fp32 here; others in train_gpt2cu]", "[only none here; others in train_gpt2cu]"}) {
+            CHECK_MESSAGE(contains(help, part) == !is_gpu, part);
+        }
+        CHECK(contains(help, "in train_gpt2cu") == !is_gpu);
+        for (const std::string& line : split(help, '\n')) {
+            CHECK_MESSAGE((line.size() <= 100 && !line.ends_with(' ')), line);
+        }
+        const std::string version = printed({"--version"});
+        CHECK(code == kExitDone);
+        for (const char* part : {"plumb 0.1\n", "compiler: ", "OpenMP"}) { CHECK(contains(version, part)); }
+    }
+}
+
+// ---- errors ------------------------------------------------------------------------------------
+
+TEST_CASE("options: each kind of error") {
+    check_all_bad(R"(
+--bacth 4 | unknown option '--bacth' | Did you mean --batch? See ./train_gpt2 --help.
+--learning-rate 1 | --learning-rate | Did you mean --lr?
+--batch_size=4 | --batch_size | Did you mean --batch?
+--Seed 4 | --Seed | Did you mean --seed?
+-steps 4 | -steps | Did you mean --steps?
+--epoch 4 | Did you mean --epochs?
+--precision bf16 | Did you mean --dtype?
+-X 4 | -X | Did you mean --steps?
+--jigsaw 4 | unknown option '--jigsaw'. See
+--zzz 4 | unknown option '--zzz'. See
+-b4 | unknown option '-b4'. See
+-- | unexpected argument '--'
+- | unexpected argument '-'
+-b 4 8 | unexpected argument '8' after -b
+train.bin | unexpected argument 'train.bin'
+-b | -b (--batch) | nothing follows
+--batch --lr 1 | --batch | '--lr' follows
+-l -u 1 | -l (--lr) | '-u' follows | -l=VALUE
+-b 4 --batch 4 | --batch | twice
+--quiet --quiet | --quiet | twice
+--quiet=1 | --quiet | true or false
+--help=1 | --help | takes no value
+--batch 0 | --batch | '0' is out of range | 1 to 1,048,576 sequences
+--batch 4x | --batch | '4x' is not a whole number
+--batch 4.5 | --batch | whole number
+--batch 0x10 | --batch | whole number
+--batch= | --batch | empty
+--steps -2 | --steps | -1 or 1 to
+--seed -1 | --seed | 2^64 - 1
+--seed 18446744073709551616 | --seed | out of range
+--lr -inf | --lr | out of range
+--lr 1e999 | --lr | out of range
+--beta1 1 | --beta1 | 0.9999999
+--eps 0 | --eps | 1e-37
+-k cosin | -k (--schedule) | 'cosin' | constant, cosine, linear or wsd
+--val-align Window | --val-align | auto, window or document
+-m 3 --val-tokens 64 | --val-tokens | --val-batches | one or the other
+-d 1000 -b 4 -t 64 | --total-batch 1000 | 4 x 64 | 768 or 1024
+-d 100 -b 4 -t 64 | --total-batch 100 | Nearest: --total-batch 256.
+--max-seq-len 128 | --max-seq-len 128 | --seq-len 256
+-e a.bin --max-seq-len 64 -t 64 | --max-seq-len | --model
+--layers 2 --heads 3 --channels 64 | --heads 3 | --channels 63 or 66
+--layers 2 --heads 9 --channels 8 | --heads 9 | Nearest: --channels 9.
+-m 2147483647 -b 1048576 -t 1048576 | --val-batches | 10^15
+-y 2 | -y (--resume) | '2'
+-y 1 --resume auto | --resume | twice
+-nk -1 | -nk (--keep) | 0 to 2^31 - 1 checkpoints
+-z 2 | -z (--zero) | 0 to 1 (ZeRO-1 is the highest stage here)
+--minutes 2 --steps 5 | --steps | --minutes
+--epochs 2 --steps 5 | --steps | --epochs
+--epochs 0 | --epochs
+--config | --config | needs a value
+--config= | --config | empty)");
+    check_all_bad(R"(
+--dtype fp16 | --dtype | 'fp16' | auto, bf16 or fp32
+--dtype fp32 --grad-dtype bf16 | --grad-dtype bf16 | --dtype bf16
+--tf32 | --tf32 | --dtype fp32
+-r 3 | -r (--recompute) | '3' | 0 to 2, for none gelu block
+-f 2 | -f (--tf32) | '2' | 0 to 1, for false true
+-r 1 --recompute gelu | --recompute | twice
+-w 0 | -w | '0' | Expected 1:)",
+                  Program::kGpu);
+    check_bad({""}, {"unexpected argument ''"});
+    check_bad({"--batch", " 4"}, {"--batch", "whole number"});
+    check_bad({"--prompt", ""}, {"--prompt", "empty"});
+    check_bad({"--prompt=x\ny", "--bad\n\x1b[31m" + std::string(5000, 'x')}, {"--bad??[31m", "...'"});
+}
+
+TEST_CASE("options: the CPU program refuses what only a GPU can do") {
+    check_all_bad(R"(
+--dtype bf16 | --dtype bf16 needs the GPU program: make train_gpt2cu
+--grad-dtype bf16 | --grad-dtype bf16 needs the GPU program: make train_gpt2cu
+--recompute gelu | --recompute gelu needs the GPU program: make train_gpt2cu
+--recompute block | --recompute block needs the GPU program: make train_gpt2cu
+--tf32 | --tf32 true needs the GPU program: make train_gpt2cu
+--graph 0 | --graph 0 needs the GPU program: make train_gpt2cu
+-r 1 | --recompute gelu needs the GPU program: make train_gpt2cu
+-r 2 | --recompute block needs the GPU program: make train_gpt2cu
+-f 1 | --tf32 true needs the GPU program: make train_gpt2cu)");
+    // a run's configuration is not passed on to the other program unseen
+    const Error other = error_of([] { parse_config(config_text(parse_gpu({}))); });
+    check_error(other, kExitUsage, {"--dtype bf16", "make train_gpt2cu"});
+    CHECK(config_text(parse(words("--dtype fp32 --grad-dtype fp32 --recompute none --tf32=false"))) ==
+          config_text(parse({})));
+}
+
+TEST_CASE("options: llm.c's other options are accepted where they ask for nothing, else refused by name") {
+    CHECK(config_text(
+              parse(words("-z 1 -r 0 -a 0 -f 0 -w 1 -ge 0 -lg -1 -nk 0 -nm 0 -sl 0 -sg 0.0 -pn 1 -pr 0 -pg 8 "
+                          "-pi mpi"))) == config_text(parse({})));
+    CHECK(config_text(parse({"-pm", "tcp"})) == config_text(parse({})));
+    CHECK(config_text(parse_gpu({"-w", "1"})) == config_text(parse_gpu({})));
+    CHECK(kForeignOptions.size() == 6);
+    for (const Option& option : kForeignOptions) {
+        for (const std::string& name : option.names) {
+            check_bad({name, "5"}, {name, "'5'", "is not part of this program yet"});
+            check_bad({"-b", "2", name}, {name, "needs a value"});
+            check_bad({name, "--batch", "2"}, {name, "needs a value", "--batch"});
+        }
+    }
+    check_all_bad(R"(
+-pi fs | -pi | 'fs' | --master
+-pm fs | -pm | 'fs' | --master
+-pp /tmp | -pp | '/tmp' | --master
+-a 1 | -a | '1' | --epochs N with --train-data
+-lg 5 | -lg | GPU
+-lg=5 | -lg | GPU
+-a 0 -a 0 | -a | twice
+-h 2 | -h: '2' | HellaSwag | --help
+-h 1 -h 1 | -h is given twice)");
+}
+
+TEST_CASE("options: all objections to a command line come in one message") {
+    const Error error = error_of([] { parse(words("-lg 5 --bacth 3 -z 7 -x ten -a 1 -b 2 stray more")); });
+    check_error(error, kExitUsage,
+                {"-lg: '5'", "\nunknown option '--bacth'. Did you mean --batch?", "\n-z (--zero): '7' is out",
+                 "\n-x (--steps): 'ten'", "\n-a: '1'", "\nunexpected argument 'stray'"});
+    const std::string all = error.what();
+    CHECK(std::ranges::count(all, '\n') == 5);  // nothing is objected to twice
+    // what must fit together is looked at once all values are known
+    CHECK_FALSE(contains(error_of([] { parse(words("-b x -t 100 -d 1000")); }).what(), "--total-batch"));
+    check_bad(words("-b 3 -t 100 -d 1000 -e d0"), {"--model 'd0' is not known", "--total-batch 1000"});
+    check_bad(words("--layers 3 --keep-best -j none --max-seq-len 1"),
+              {"--heads is missing", "--keep-best", "--max-seq-len 1 is less"});
+}
+
+TEST_CASE("options: resolved is what --config reads back") {
+    auto check = [](const Args& args, Program program = Program::kCpu) {
+        const Options first = parse(args, nullptr, program),
+                      again = parse_config(config_text(first), {}, program);
+        CAPTURE(config_text(first));
+        CHECK(config_text(again) == config_text(first));
+        const auto fields = [](const Options& o) {
+            return std::tie(o.prompt, o.out, o.lr, o.seed, o.val_tokens, o.model, o.layers, o.heads,
+                            o.channels, o.dtype, o.grad_dtype, o.recompute, o.tf32, o.keep, o.model_dtype);
+        };
+        CHECK(fields(again) == fields(first));
+    };
+    check({});
+    check(words("-b 3 -m 7 -l 0.1 --eps 1.0000000000000002e-08 --seed 18446744073709551615"));
+    check(words("--layers 3 --heads 3 --channels 48 -j none --quiet --resume auto"));
+    for (const char* line : {"", "--dtype fp32 --tf32 --recompute block",
+                             "--grad-dtype bf16 -r 1 --keep 2 --model-dtype bf16"}) {
+        check(words(line), Program::kGpu);
+    }
+    for (const Option& row : kOptions) {
+        const bool alone = among("layers heads channels", row.name);
+        if (is_action(row) || row.for_command_line || alone || *row.cpu_only) { continue; }
+        check({"--" + row.name + "=" + (is_switch(row) ? "true" : good_value(row))});
+    }
+    std::mt19937 random(1);
+    for (int i = 0; i < 200; i++) {  // prompts of every byte but 0
+        std::string prompt;
+        for (int n = 1 + (int)(random() % 20); n > 0; n--) { prompt += (char)(1 + random() % 255); }
+        for (char c : {'"', '\\', '#', '\'', '\n'}) {
+            if (random() % 2) { prompt.insert(prompt.begin() + random() % prompt.size(), c); }
+        }
+        check({"--prompt=" + prompt, "--out=" + prompt});
+    }
+}
+
+// ---- command lines made by chance ------------------------------------------------------------
+
+namespace {
+
+// Makes command lines with one fault each, among good options, and says what the message must contain.
+class BadLines {
+public:
+    struct Line {
+        Args args, parts;
+    };
+    Line next() {
+        const Option &row = any_row(true), &foreign = kForeignOptions[pick(kForeignOptions.size())];
+        const std::string name = typed(row), value = good_value(row), text = word();
+        switch (pick(9)) {
+            case 0:  // unknown
+                return {good("") + Args{"--" + text + (pick(2) ? "" : "=1")},
+                        {"unknown option", "--" + text}};
+            case 1: {
+                const std::string slip = misspelt(any_row(false).name);
+                return {good("") + Args{"--" + slip, "1"},
+                        {"unknown option", "--" + slip, "Did you mean --"}};
+            }
+            case 2:
+                return {Args{name, value} + good(row.name) + Args{typed(row), value},
+                        {"--" + row.name, "twice"}};
+            case 3: {
+                const Args more = pick(2) ? Args{"--beta1", "0.5"} : Args{};
+                return {good(row.name) + Args{name} + more, {name, "needs a value"}};
+            }
+            case 4:  // an argument
+                return {Args{text} + good(""), {"unexpected argument", text}};
+            case 5:
+                return {{foreign.names[0], std::to_string(100 + pick(100))},
+                        {foreign.names[0], "not part of this program"}};
+            default:
+                const std::string bad = bad_value(row);
+                const bool joined = name.starts_with("--") && pick(2);
+                return {good(row.name) + (joined ? Args{name + "=" + bad} : Args{name, bad}), {name}};
+        }
+    }
+
+private:
+    int pick(size_t n) { return (int)(random_() % n); }
+    const Option& any_row(bool with_value) {
+        for (;;) {
+            const Option& row = kOptions[pick(kOptions.size())];
+            if (!with_value || !is_switch(row)) { return row; }
+        }
+    }
+    // the option by its name or its letter
+    std::string typed(const Option& row) {
+        const std::string letter = *row.numbered ? "" : letter_of(row);
+        return !letter.empty() && pick(2) ? letter : "--" + row.name;
+    }
+    // up to three good options that are not the one tested
+    Args good(const std::string& but) {
+        static const char* const kGood[][2] = {
+            {"--batch", "2"}, {"--clip", "0.5"}, {"--quiet", ""}, {"--warmup", "3"}, {"-a", "0"}};
+        Args args;
+        for (int i = 0; i < 3; i++) {
+            auto [name, value] = kGood[pick(5)];
+            if (name == "--" + but || std::ranges::count(args, name) > 0) { continue; }
+            args.push_back(name);
+            if (*value) { args.push_back(value); }
+        }
+        return args;
+    }
+    std::string word() {
+        std::string s;
+        for (int n = 1 + pick(12); n > 0; n--) { s += "abcdefghijklmnopqrstuvwxyz-_0123456789"[pick(38)]; }
+        return "x" + s;
+    }
+    std::string misspelt(std::string name) {
+        while (kTable.find("--" + name) != nullptr) {
+            const size_t at = pick(name.size()), kind = pick(3);
+            const char c = (char)('a' + pick(26));
+            if (kind == 0) { name.insert(name.begin() + at, c); }
+            if (kind == 1) { name[at] = c; }
+            if (kind == 2 && name.size() > 3) { name.erase(at, 1); }
+        }
+        return name;
+    }
+    std::string bad_value(const Option& row) {
+        if (!row.is_number()) { return *row.choices && pick(2) ? word() : ""; }
+        const Args kBad = {"",
+                           "nan",
+                           "-nan",
+                           "inf",
+                           "-inf",
+                           "1e99",
+                           "1e999",
+                           "-1e99",
+                           "1e",
+                           "12abc",
+                           "9223372036854775808",
+                           "-9223372036854775809",
+                           "18446744073709551616",
+                           "0x10",
+                           "1 ",
+                           " 1",
+                           "+1",
+                           "--1x",
+                           "1,000",
+                           "1_000",
+                           "e5",
+                           "--9",
+                           "1..2",
+                           word(),
+                           std::to_string((int64_t)row.range.lo - 7),
+                           fmt::format("{:.0f}", row.range.hi * 2 + 2)};
+        const std::string text = kBad[pick(kBad.size())];
+        return row.name == "seed" && text == "9223372036854775808" ? "" : text;  // a seed like any other
+    }
+
+    std::mt19937 random_{20240520};
+};
+
+}  // namespace
+
+TEST_CASE("options: generated bad command lines all end in exit code 2 and name the option") {
+    BadLines lines;
+    for (int i = 0; i < 6000; i++) {
+        const BadLines::Line line = lines.next();
+        const Error error = error_of([&] { parse(line.args); });
+        for (const std::string& part : line.parts) {
+            const bool right = error.exit_code == kExitUsage && contains(error.what(), part);
+            REQUIRE_MESSAGE(right, fmt::format("[{}]: {}", fmt::join(line.args, "] ["), error.what()));
+        }
+    }
+}
+
+TEST_CASE("options: every range ends where the table says") {
+    auto takes = [](const Option& row, const std::string& value) {
+        return error_of([&] { row.assign(value, row.name); }).exit_code == kExitDone;
+    };
+    for (const Option& row : kOptions) {
+        if (!row.is_number()) { continue; }
+        CAPTURE(row.name);
+        std::string lo = fmt::format("{:.17g}", row.range.lo), hi = fmt::format("{:.17g}", row.range.hi);
+        if (row.name == "seed") { hi = "18446744073709551615"; }
+        CHECK(takes(row, lo));
+        CHECK(takes(row, hi));
+        CHECK(takes(row, "-1") == row.range.or_minus_one);
+        bool whole = row.field.kind == Field::kWhole && row.name != "seed";
+        CHECK(!takes(
+            row, whole ? fmt::format("{:.0f}", row.range.or_minus_one ? -2 : row.range.lo - 1) : "-1e-300"));
+        CHECK(!takes(row, whole ? fmt::format("{:.0f}", row.range.hi + 1)
+                                : fmt::format("{:.17g}", row.range.hi * (1 + 1e-7))));
+        if (row.range.or_minus_one) { CHECK(!takes(row, "0")); }
+    }
+}
+
+TEST_CASE("options: a slip of one letter in a longer name is always met with that name") {
+    for (const Option& row : kOptions) {
+        std::string name = row.name;
+        if (name.size() < 8) { continue; }
+        for (size_t at = 0; at + 1 < name.size(); at++) {
+            std::string swapped = name, doubled = name;
+            std::swap(swapped[at], swapped[at + 1]);
+            doubled.insert(at, 1, name[at]);
+            std::string cure = "Did you mean --" + name + "?";
+            for (const std::string& typed : {swapped, doubled}) {
+                if (typed == name) { continue; }
+                check_error(error_of([&] { parse({"--" + typed}); }), kExitUsage, {cure, "--" + typed});
+            }
+        }
+    }
+}
+
+TEST_CASE("options: no command line and no config file crashes the parser") {
+    const Args kPieces = {"-",     "--",  "=",    "batch", "--lr", "-b",        "-lg",         "-y",   "1",
+                          "-1",    "nan", "\"",   "'",     "#",    "\\",        "\n",          "[",    "]",
+                          "\\u00", " ",   "\xff", "d12",   ".bin", "prompt = ", "batch = 4\n", "%s%n", "{}"};
+    std::mt19937 random(7);
+    auto piece = [&] { return kPieces[random() % kPieces.size()]; };
+    int good = 0;
+    for (int i = 0; i < 3000; i++) {
+        Args args;
+        for (int n = (int)(random() % 5); n > 0; n--) {
+            args.push_back("");
+            for (int m = (int)(random() % 4); m > 0; m--) { args.back() += piece(); }
+        }
+        std::string config;
+        for (int n = (int)(random() % 12); n > 0; n--) { config += piece(); }
+        Error first = error_of([&] { parse(args); });
+        Error second = error_of([&] { parse_config(config); });
+        REQUIRE((first.exit_code == kExitUsage || first.exit_code == kExitDone));
+        REQUIRE((second.exit_code == kExitUsage || second.exit_code == kExitDone));
+        good += (first.exit_code == kExitDone) + (second.exit_code == kExitDone);
+    }
+    CHECK(good > 100);
+}
+
+// ---- other programs ------------------------------------------------------------------------
+
+TEST_CASE(
+    "llm.c's users: files that the test programs are given without --model and --state are not left out") {
+    const auto compares = [](Words words) {
+        std::vector<char*> argv;
+        for (std::string& word : words) { argv.push_back(word.data()); }
+        if (!wants_comparison((int)argv.size(), argv.data())) { return std::string("no"); }
+        return parse_compare_options((int)argv.size(), argv.data()).state;
+    };
+    CHECK(compares({"t", "--model", "a.bin", "--state", "b.bin"}) == "b.bin");
+    CHECK(compares({"t", "--test-case=x*", "-s"}) == "no");
+    CHECK(compares({"t", "--thorough", "--part", "2/4"}) == "no");
+    for (const Words& words : {Words{"t", "a.bin", "b.bin"}, Words{"t", "--test-case=x*", "a.bin"},
+                               Words{"t", "--model", "a.bin", "b.bin"}, Words{"t", "--model", "a.bin"}}) {
+        check_error(error_of([&] { compares(words); }), kExitUsage, {"--model", "--state"});
+    }
 }

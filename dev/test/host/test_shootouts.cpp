@@ -122,11 +122,11 @@ TEST_CASE("options of the shootouts") {
     CHECK(complaint({"--shapes", "8x8"}).starts_with("unknown option '--shapes'. Did you mean --shape?"));
     CHECK(complaint({"--shape"}).starts_with("--shape needs a value, and nothing follows."));
     CHECK(complaint({"--check=1"}).starts_with("--check: '1' is not known. Expected true or false."));
-    CHECK(complaint({"--for-sanitizer"}).starts_with("--for-sanitizer goes with --check only."));
+    CHECK(complaint({"--for-sanitizer"}).starts_with("--for-sanitizer needs --check, which is missing."));
     CHECK(parse({"--for-sanitizer", "--check"}).for_sanitizer);
-    CHECK(complaint({"--sweep", "--check"}).starts_with("--check goes with neither"));
-    for (const char* shape :
-         {"", "5", "5x", "x5", "5x0", "5x5x5", "-1x5", "5x99999999999", "5 x5", "5.0x5"}) {
+    CHECK(complaint({"--sweep", "--check"}).starts_with("--check and --sweep: give one or the other."));
+    CHECK(complaint({"--shape", ""}).starts_with("--shape: '' is empty. Expected NxC[,NxC]."));
+    for (const char* shape : {"5", "5x", "x5", "5x0", "5x5x5", "-1x5", "5x99999999999", "5 x5", "5.0x5"}) {
         CHECK(complaint({"--shape", shape}) ==
               fmt::format("--shape: found '{}', expected rows x columns, such as 65536x768. See "
                           "dev/cuda/layernorm_forward --help.",

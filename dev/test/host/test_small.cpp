@@ -12,7 +12,7 @@
 #include "dev/test/support/test_files.h"
 #include "llmc/host/base/philox.h"
 #include "llmc/host/base/resources.h"
-#include "llmc/host/options/typed_text.h"
+#include "llmc/host/options/choices.h"
 #include "llmc/model/eval/generate.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/run/plan.h"

@@ -1,7 +1,6 @@
-// What the tests of the option parser share.
+// What the tests share that parse options, or read what is printed.
 #pragma once
 #include <unistd.h>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -9,25 +8,10 @@
 
 #include "dev/test/support/test_files.h"
 #include "llmc/host/options/options.h"
-#include "llmc/host/options/table.h"
 
 namespace llmc {
 
 using Args = std::vector<std::string>;
-
-inline ParsedOptions fields_of_table(Program::kCpu);
-inline const Table kTable = trainer_table(&fields_of_table);
-// the options with a long name, and those of llm.c without one, but for -h, which is help as well
-inline const std::vector<Option> kOptions = [] {
-    std::vector<Option> named(kTable.options.begin(), kTable.options.end());
-    std::erase_if(named, [](const Option& o) { return o.name.empty(); });
-    return named;
-}();
-inline const std::vector<Option> kForeignOptions = [] {
-    std::vector<Option> foreign(kTable.options.begin(), kTable.options.end());
-    std::erase_if(foreign, [](const Option& o) { return !o.name.empty() || o.names[0] == "-h="; });
-    return foreign;
-}();
 
 inline Options parse(const Args& args, int* exit_code = nullptr, Program program = Program::kCpu) {
     std::vector<const char*> argv = {program == Program::kGpu ? "./train_gpt2cu" : "./train_gpt2"};
@@ -38,12 +22,7 @@ inline Options parse(const Args& args, int* exit_code = nullptr, Program program
     return options;
 }
 
-inline void check_bad(const Args& args, std::initializer_list<std::string> parts) {
-    std::string line;
-    for (const std::string& arg : args) { line += " [" + arg + "]"; }
-    CAPTURE(line);
-    check_error(error_of([&] { parse(args); }), kExitUsage, parts);
-}
+inline Options parse_gpu(const Args& args) { return parse(args, nullptr, Program::kGpu); }
 
 // the options that a config file of this text gives, with these arguments after it
 inline Options parse_config(const std::string& text, Args args = {}, Program program = Program::kCpu) {
@@ -51,6 +30,14 @@ inline Options parse_config(const std::string& text, Args args = {}, Program pro
     write_bytes(folder / "run.toml", text);
     args.insert(args.begin(), {"--config", folder / "run.toml"});
     return parse(args, nullptr, program);
+}
+
+inline void check_bad(const Args& args, std::initializer_list<std::string> parts,
+                      Program program = Program::kCpu) {
+    std::string line;
+    for (const std::string& arg : args) { line += " [" + arg + "]"; }
+    CAPTURE(line);
+    check_error(error_of([&] { parse(args, nullptr, program); }), kExitUsage, parts);
 }
 
 // what run() prints on stdout
@@ -67,28 +54,6 @@ std::string printed_by(Run run) {
     close(screen);
     std::fclose(out);
     return read_bytes(folder / "out");
-}
-
-// what parsing these arguments prints on stdout
-inline std::string printed(const Args& args, int* code, Program program = Program::kCpu) {
-    return printed_by([&] { parse(args, code, program); });
-}
-
-// is its field such a number?
-template <typename T>
-bool is_number_of(const Option& row) {
-    return is_number(row) && std::holds_alternative<T*>(std::get<Number>(row.field));
-}
-
-// a value that the row takes
-inline std::string good_value(const Option& row) {
-    if (row.name == "model") { return "d12"; }
-    if (row.name == "total-batch") { return "4096"; }
-    if (row.name == "max-seq-len") { return "1024"; }
-    if (row.name == "seq-len") { return "512"; }
-    if (!row.choices.empty()) { return split_words(row.choices)[0]; }
-    if (is_number_of<double>(row)) { return "0.125"; }
-    return is_number(row) ? (row.range.hi < 8 ? "0" : "8") : "runs/x";
 }
 
 }  // namespace llmc

@@ -546,7 +546,7 @@ int report_command(int argc, const char* const* argv) {
             "  PROGRAM runs/a runs/b --out compare.html\n");
     t.add("RUN", &runs, {.required = true, .repeats = true}, "folders of runs, or their log.jsonl");
     t.add("--out FILE", &out, "the page; default: RUN/report.html for one run, report.html for several");
-    if (!parse_table(t, argc, argv, 2, "report: ")) { return kExitDone; }
+    if (!t.parse(argc, argv, 2)) { return kExitDone; }
     std::vector<RunHistory> histories;
     std::ranges::transform(runs, std::back_inserter(histories), RunHistory::read);
     std::error_code ignored;

@@ -1,6 +1,9 @@
-// Settings with a few values: enum classes that count from 0, and the words that stand for them on the command line, in config
-// files, in run.json and in messages.
+// What a user types: settings with a few values, enum classes that count from 0, by the words that stand for them on the command
+// line, in config files, in run.json and in messages; and any text as messages quote it.
 #pragma once
+#include <algorithm>
+#include <cctype>
+#include <cstring>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -43,6 +46,22 @@ concept HasWords = (std::is_enum_v<E> || std::is_same_v<E, bool>)&&requires(E e)
 template <HasWords E>
 std::string text_of(E value) {
     return split_words(words_of(value))[(size_t)value];
+}
+
+// user's text in a message: short, on one line
+inline std::string in_quotes(const std::string& text) {
+    std::string s = text.substr(0, 60);
+    for (char& c : s) { c = std::iscntrl((unsigned char)c) ? '?' : c; }
+    return "'" + s + (s.size() < text.size() ? "...'" : "'");
+}
+
+// as a shell takes it for one word
+inline std::string shell_word(const std::string& text) {
+    const auto plain = [](unsigned char c) { return std::isalnum(c) || std::strchr("_./-", c) != nullptr; };
+    if (!text.empty() && std::ranges::all_of(text, plain)) { return text; }
+    std::string quoted = "'";
+    for (char c : text) { quoted += c == '\'' ? std::string("'\\''") : std::string(1, c); }
+    return quoted + "'";
 }
 
 }  // namespace llmc

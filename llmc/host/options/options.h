@@ -2,9 +2,8 @@
 // a config file. The defaults stand here; names, ranges and help texts in the rows of options.cpp.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "llmc/host/options/choices.h"
 
@@ -23,24 +22,20 @@ constexpr const char* kAutoModel = "auto";
 // What each is: its row. Here what the row cannot say.
 struct Options {
     Program program = Program::kCpu;  // whose options these are
-
     std::string train_data = "data/sample/train.bin", val_data = "data/sample/val.bin", tokenizer;
     int raw_tokens = 0;  // 0 = the files have headers
 
     std::string model = kAutoModel;  // becomes a dN in the plan; ignored where the three sizes are given
     int layers = 0, heads = 0, channels = 0;
     int max_seq_len = 0;  // 0 = seq_len, or what the model file says
-
-    FloatType dtype = FloatType::kAuto;  // parse_options resolves auto
-    FloatType grad_dtype = FloatType::kFp32;
+    FloatType dtype = FloatType::kAuto, grad_dtype = FloatType::kFp32;  // parse_options resolves auto
     Recompute recompute = Recompute::kNone;
     bool tf32 = false;
 
     int batch = 4, seq_len = 256;
-    int64_t total_batch = 0;         // 0 = one micro-batch
-    int64_t steps = kAuto;           // kOneEpoch, or kAuto = as many as seem right
-    double epochs = 0, minutes = 0;  // 0 = not given
-
+    int64_t total_batch = 0;                                 // 0 = one micro-batch
+    int64_t steps = kAuto;                                   // kOneEpoch, or kAuto = as many as seem right
+    double epochs = 0, minutes = 0;                          // 0 = not given
     Optimizer optimizer = Optimizer::kAuto;                  // becomes one of the others in the plan
     double lr = -1, final_lr_fraction = -1;                  // negative: worked out by the plan
     int64_t warmup = -1, val_every = -1, sample_every = -1;  // so are these
@@ -48,20 +43,15 @@ struct Options {
     double weight_decay = 0.0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0;
     double skip_loss_zscore = 0, skip_norm_zscore = 0;
 
-    int64_t val_tokens = -1;
+    int64_t val_tokens = -1, hellaswag_every = 0;
     ValAlign val_align = ValAlign::kAuto;
-    std::string hellaswag;
-    int64_t hellaswag_every = 0;
     int sample_tokens = 64, top_k = 0;
     double temperature = 1.0;
-    std::string prompt;
-
-    std::string out, export_hf, resume = "none";
+    std::string hellaswag, prompt, out, export_hf, resume = "none", tune_gemm, profile;
     int64_t save_every = 0, keep = 0, keep_major = 0, log_every = 1;
     bool keep_best = false, new_data = false, quiet = false, dry_run = false;
     SaveMode save_mode = SaveMode::kAuto;
     FloatType model_dtype = FloatType::kFp32;
-    std::string tune_gemm, profile;
     int graph = 1;
     uint64_t seed = 42;
 
@@ -70,9 +60,11 @@ struct Options {
     int ranks = 0, reduce_groups = 0, zero = 1, comm_timeout = 600, check_ranks = 0;
     int world_size = 0, rank = -1, ranks_per_host = 0;
 
-    std::vector<std::pair<std::string, std::string>>
-        for_gpu;                // of a run that goes on, what the CPU program has not
-    std::string notes;          // what to say about the command line, whole lines
+    // of the command line, for the parser: what becomes val_tokens, a file, what llm.c's options say that mean nothing here
+    int64_t val_batches = 0;
+    std::string config, ignored;
+    std::map<std::string, std::string> for_gpu;  // of a run that goes on, what the CPU program has not
+    std::string notes;                           // what to say about the command line, whole lines
     bool llmc_letters = false;  // the command line used llm.c's names: what it leaves open is as in llm.c
 };
 
@@ -104,20 +96,6 @@ std::string config_text(const Options& options, bool own = false);
 // throws Error(kExitUsage) if it cannot be read as one.
 bool fill_from_run(const std::string& config_path, Options* options);
 
-std::string format_help(const std::string& name, Program program);  // what --help prints
-
-// ---- for the parser and its tests
-
-// what the table fills: the options, and what is turned into one of them once all are known
-struct ParsedOptions : Options {
-    explicit ParsedOptions(const Options& options) : Options(options) {}
-    explicit ParsedOptions(Program of) { program = of; }
-    int64_t val_batches = 0;
-    bool ask_hellaswag = false;  // llm.c's -h 1
-    std::string config;          // file
-    std::string objections;      // all that is wrong, each behind the end of a line
-};
-
-Table trainer_table(ParsedOptions* settings);
+Table trainer_table(Options* settings);  // for the parser and its tests
 
 }  // namespace llmc

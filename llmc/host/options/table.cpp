@@ -1,9 +1,12 @@
 // Tables of options: see table.h.
 #include "llmc/host/options/table.h"
 
-#include <charconv>
+#include <fmt/ranges.h>
+#include <pwd.h>
+#include <unistd.h>
+
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,94 +15,62 @@
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/json.h"
-#include "llmc/host/options/typed_text.h"
 
 namespace llmc {
 namespace {
-
-// "a, b or c"
-std::string alternatives(const std::vector<std::string>& all) {
-    std::string text;
-    for (size_t i = 0; i < all.size(); i++) {
-        text += (i == 0 ? "" : i + 1 < all.size() ? ", " : " or ") + all[i];
-    }
-    return text;
-}
-
-// ---- numbers
 
 // the end of a range: "2^31 - 1", "1,024"
 std::string bound_text(double value) {
     if (value == kMaxInt) { return "2^31 - 1"; }
     if (value == kMaxTokens) { return "10^15"; }
     if (value == 0x1p64) { return "2^64 - 1"; }
-    return value < 10000 ? shortest(value) : count_text((int64_t)value);
+    return value < 10000 ? Field(&value).get() : count_text((int64_t)value);
 }
 
-bool in_range(const Range& range, double value) {  // nan is in none
-    return (value >= range.lo && value <= range.hi) || (range.or_minus_one && value == -1);
+// whether b is a, but for a letter that is added, left out or changed, or for two neighbours that are swapped
+bool is_slip(const std::string& a, const std::string& b) {
+    const auto [shorter, longer] = std::minmax({a.size(), b.size()});
+    const size_t front = (size_t)(std::ranges::mismatch(a, b).in1 - a.begin());
+    size_t back = 0;
+    while (front + back < shorter && a[a.size() - 1 - back] == b[b.size() - 1 - back]) { back++; }
+    const size_t unlike = longer - front - back;
+    const bool two = unlike == 2 && shorter == longer;
+    return (unlike < 2 && shorter > 1) || (two && a[front] == b[front + 1] && a[front + 1] == b[front]);
 }
 
-// ---- names that are like others
-
-// edits from a to b: a letter added, left out or changed, or two neighbours swapped, count 1 each
-size_t distance(const std::string& a, const std::string& b) {
-    std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
-    for (size_t i = 0; i <= a.size(); i++) {
-        for (size_t j = 0; j <= b.size(); j++) {
-            d[i][j] = i + j;
-            if (i == 0 || j == 0) { continue; }
-            const size_t change = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, change});
-            const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-            if (swapped) { d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1); }
-        }
-    }
-    return d[a.size()][b.size()];
-}
-
-// ---- --help
-
-constexpr char kHardBlank = '\x1f';  // in a help text: no line ends here
-constexpr size_t kHelpColumns = 100, kHelpIndent = 31;
-
-// Lines of at most kHelpColumns, all but the first indented; a line of text that fits stays as it is.
-std::string wrapped(const std::string& text) {
-    constexpr size_t kWidth = kHelpColumns - kHelpIndent;
-    std::string out;
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-        while (!line.empty()) {
-            size_t cut = line.size() <= kWidth ? line.size() : line.rfind(' ', kWidth);
-            if (cut == std::string::npos || cut == 0) { cut = line.size(); }
-            out += (out.empty() ? "" : "\n" + std::string(kHelpIndent, ' ')) + line.substr(0, cut);
-            line.erase(0, cut + 1);
-        }
-    }
-    std::ranges::replace(out, kHardBlank, ' ');
-    return out + "\n";
+// "~/x" below the home folder: a shell leaves the ~ of --out=~/x as it is, and a folder of that name would be made. Any other
+// text stays.
+std::string at_home(const std::string& text) {
+    if (!text.starts_with("~/")) { return text; }
+    const char* home = std::getenv("HOME");
+    const passwd* user = home != nullptr && *home != '\0' ? nullptr : getpwuid(geteuid());
+    if (user != nullptr) { home = user->pw_dir; }
+    if (home != nullptr && *home != '\0') { return home + text.substr(1); }
+    fail_usage(in_quotes(text) + ": nothing says where your home is. Write the whole path.");
 }
 
 // names, help, and what may be given
 std::string option_help(const Option& o) {
-    std::string name = o.names.empty() ? "  " : o.letter.empty() ? "      " : "  " + o.letter + ", ";
-    for (const std::string& each : o.names) {
-        if (each.starts_with("--")) { name += (name.ends_with(' ') ? "" : ", ") + each; }
-    }
-    name += (o.names.empty() ? "" : " ") + o.value;
-    const bool fits = name.size() < kHelpIndent, any = is_switch(o) || allowed(o).empty();
-    name += (fits ? "" : "\n") + std::string(kHelpIndent - (fits ? name.size() : 0), ' ');
-    std::string given = o.required && !o.names.empty() ? "required" : "";
-    if (!o.cpu_only.empty()) {
-        given =
-            any ? "in train_gpt2cu only" : "only " + o.cpu_only + " here; " + allowed(o) + " in train_gpt2cu";
-    } else if (given.empty() && !is_switch(o)) {
-        given = (o.initial.empty() ? "" : "default " + o.initial) + (o.initial.empty() || any ? "" : "; ") +
-                allowed(o);
-    }
+    constexpr char kHardBlank = '\x1f';  // no line ends here
+    constexpr size_t kIndent = 31, kWidth = 100 - kIndent;
+    const bool lone = o.names.empty(), is_switch = o.value.empty();
+    std::string name = lone || !o.names[0].starts_with("--") ? "  " : "      ";
+    name += fmt::format("{}{}{}", fmt::join(o.names, ", "), lone || is_switch ? "" : " ", o.value);
+    name.resize(std::max(name.size(), kIndent - 1), ' ');
+    name += name.size() < kIndent ? " " : "\n" + std::string(kIndent, ' ');
+    const std::string allowed = is_switch ? "" : o.allowed();
+    std::string given = is_switch || o.initial.empty() ? "" : "default " + o.initial;
+    given += (given.empty() || allowed.empty() ? "" : "; ") + allowed;
+    if (o.required) { given = "required"; }
+    if (*o.cpu_only) { given = fmt::format("only {} here; others in train_gpt2cu", o.cpu_only); }
     std::ranges::replace(given, ' ', kHardBlank);
-    const bool lines = o.help.find('\n') != std::string::npos;
-    return name + wrapped(o.help + (given.empty() ? "" : (lines ? "\n[" : " [") + given + "]"));
+    std::string text = o.help + (given.empty() ? "" : " [" + given + "]");
+    for (size_t line = 0; text.size() - line > kWidth; line += kIndent + 1) {
+        line = text.rfind(' ', line + kWidth);
+        text.replace(line, 1, "\n" + std::string(kIndent, ' '));
+    }
+    std::ranges::replace(text, kHardBlank, ' ');
+    return name + text + "\n";
 }
 
 }  // namespace
@@ -116,77 +87,66 @@ bool among(const std::string& words, const std::string& word) {
 
 void fail_usage(const std::string& message) { throw Error(kExitUsage, message); }
 
-// ---- values
+// ---- options
 
-std::string allowed(const Option& o) {
-    if (!is_number(o)) { return alternatives(split_words(o.choices)); }
-    const std::string range = bound_text(o.range.lo) + " to " + bound_text(o.range.hi);
-    return (o.range.or_minus_one ? "-1 or " : "") + range + (*o.range.unit ? " " : "") + o.range.unit;
+std::string Option::allowed() const {
+    if (is_number()) {
+        const std::string ends = bound_text(range.lo) + " to " + bound_text(range.hi);
+        return (range.or_minus_one ? "-1 or " : "") + ends + (*range.unit ? " " : "") + range.unit;
+    }
+    std::string words = fmt::format("{}", fmt::join(split_words(choices), ", "));
+    const size_t last = words.rfind(", ");
+    return last == words.npos ? words : words.replace(last, 2, " or ");
 }
 
-std::string expected(const Option& o) { return allowed(o).empty() ? o.value : allowed(o); }
-
-std::string value_text(const Option& o) {
-    if (const auto* words = std::get_if<TextField>(&o.field)) {
-        const std::string text = words->get();
-        return text.empty() ? o.empty_word : text;
-    }
+std::string Option::value_text() const {
+    const std::string text = field.get();
+    if (!is_number()) { return text.empty() ? empty_word : text; }
     // layers and the like are out of their range until they are given
-    const auto text = [&](auto* value) { return in_range(o.range, (double)*value) ? shortest(*value) : ""; };
-    return is_number(o) ? std::visit(text, std::get<Number>(o.field)) : "";
+    return range.has(std::strtod(text.c_str(), nullptr)) ? text : "";
 }
 
-std::string Table::assign(const Option& o, const std::string& typed, const std::string& where) const {
-    const std::string text = among("TEXT NAME", o.value) ? typed : at_home(typed);
-    if (text.empty() && (strict || !allowed(o).empty())) {
-        fail_usage(where + ": the value is empty. Expected " + expected(o) + ".");
-    }
-    const auto read_number = [&]<typename T>(T* value) {
-        const bool minus = std::is_unsigned_v<T> && text.starts_with('-');
-        const auto [end, code] = std::from_chars(text.data() + minus, text.data() + text.size(), *value);
-        const bool known = end == text.data() + text.size() && code != std::errc::invalid_argument;
-        if (known && !minus && code == std::errc() && in_range(o.range, (double)*value)) { return text; }
-        const std::string kind = std::is_same_v<T, double> ? "number" : "whole number";
-        fail_usage(where + ": " + in_quotes(text) + (known ? " is out of range" : " is not a " + kind) +
-                   ". Expected a " + kind + ", " + allowed(o) + ".");
-    };
-    if (is_number(o)) { return std::visit(read_number, std::get<Number>(o.field)); }
-    if (!o.choices.empty() && !among(o.choices, text)) {
-        fail_usage(where + ": " + in_quotes(text) + " is not known. Expected " + expected(o) + ".");
-    }
-    std::get<TextField>(o.field).set(text == o.empty_word ? "" : text);
-    return text;
+std::string Option::assign(const std::string& typed, const std::string& where) const {
+    const std::string text = among("TEXT [TEXT] NAME", value) ? typed : at_home(typed);
+    const bool known = !*choices || among(choices, text), empty = text.empty() && value != "[TEXT]";
+    const std::string wrong = empty ? " is empty" : known ? field.set(*this, text) : " is not known";
+    if (wrong.empty()) { return text; }
+    constexpr const char* kKinds[] = {"", "", "", "a whole number, ", "a number, "};
+    const std::string expected = allowed().empty() ? value : kKinds[field.kind] + allowed();
+    const std::string why = name.empty() ? ": " + help : "";
+    fail_usage(fmt::format("{}: {}{}. Expected {}{}.", where, in_quotes(text), wrong, expected, why));
+}
+
+bool has(const std::vector<Setting>& settings, const Option* o) {
+    return std::ranges::find(settings, o, &Setting::option) != settings.end();
 }
 
 // ---- the table
 
 Table::Table(const std::string& program, const std::string& about, const std::string& end)
     : program(program), about(about), end(end), group("Options") {
-    add("-h --help", {}, "print this, and stop");
+    add("-h --help usage", {}, "print this, and stop");
 }
 
 void Table::add(const std::string& spelling, Field field, Rules rules, const char* help) {
-    Option o;
+    Option& o = options.emplace_back();
     static_cast<Rules&>(o) = std::move(rules);
-    o.field = std::move(field);
     o.help = help;
     o.group.swap(group);
-    const auto* words = std::get_if<TextField>(&o.field);
-    if (o.choices.empty() && words != nullptr) { o.choices = words->choices; }
-    const bool no_value = acts_by_itself(o) || o.choices == "true false";
+    if (!*o.choices) { o.choices = field.choices; }
+    const bool no_value = field.kind == Field::kAction || field.kind == Field::kSwitch;
+    o.field = std::move(field);
     for (const std::string& word : split_words(spelling)) {
-        if (!word.starts_with('-')) {
-            const bool is_value = o.value.empty() && !no_value;
-            (is_value ? o.value : o.also) += is_value ? word : " " + word;
+        const bool is_name = word.starts_with('-');
+        if (!is_name && !no_value && o.value.empty()) {
+            o.value = word;
             continue;
         }
-        const bool is_long = word.starts_with("--");
-        if (o.name.empty()) { (is_long ? o.name : o.letter) = is_long ? word.substr(2) : word; }
-        if (is_long) { o.also += " " + word.substr(2); }
-        o.names.push_back(word);
+        o.also += " " + word.substr(word.find_first_not_of('-'));
+        if (is_name) { o.names.push_back(word); }
+        if (o.name.empty() && word.starts_with("--")) { o.name = word.substr(2); }
     }
-    o.initial = value_text(o);
-    options.push_back(std::move(o));
+    o.initial = o.value_text();
 }
 
 const Option* Table::find(const std::string& name) const {
@@ -198,21 +158,14 @@ const Option* Table::find(const std::string& name) const {
 const Option* Table::nearest(const std::string& typed) const {
     std::string bare = typed.substr(std::min(typed.find_first_not_of('-'), typed.size()), 60);
     for (char& c : bare) { c = c == '_' ? '-' : (char)std::tolower((unsigned char)c); }
-    const Option* letter = typed.starts_with("--") ? nullptr : find("-" + bare);
-    if (letter != nullptr && !letter->name.empty()) { return letter; }
-    const Option* best = nullptr;
-    size_t least = bare.npos;
+    const Option* close = nullptr;
     for (const Option& o : options) {
         for (const std::string& name : split_words(o.name.empty() ? "" : o.also)) {
-            const size_t edits = distance(bare, name);
-            const auto [shorter, longer] = std::minmax({bare.size(), name.size()});
-            const bool close = (edits == 1 && shorter > 1) || 3 * edits <= longer;
-            if (!close || edits >= least) { continue; }
-            best = &o;
-            least = edits;
+            if (name == bare) { return &o; }
+            if (close == nullptr && is_slip(bare, name)) { close = &o; }
         }
     }
-    return best;
+    return close;
 }
 
 std::string Table::help() const {
@@ -232,25 +185,27 @@ std::string Table::help() const {
     return text;
 }
 
-// ---- settings
-
-bool has(const std::vector<Setting>& settings, const Option* o) {
-    return std::ranges::find(settings, o, &Setting::option) != settings.end();
-}
-
-bool are_rivals(const Option& a, const Option& b) {
-    return among(a.rivals, b.name) || among(b.rivals, a.name);
-}
-
-std::string rivalries(const std::vector<Setting>& settings) {
+std::string Table::objections(const std::vector<Setting>& settings) const {
     std::string all;
-    for (auto b = settings.begin(); b != settings.end(); b++) {
-        for (auto a = settings.begin(); a != b; a++) {
-            if (!are_rivals(*a->option, *b->option)) { continue; }
-            all += fmt::format("\n--{} and --{}: give one or the other.", a->option->name, b->option->name);
+    for (const Option& o : options) {
+        const bool given = has(settings, &o);
+        const std::string name = o.names.empty() ? o.value : "--" + o.name;
+        if (o.required && !given) { all += fmt::format("\n{} is required: {}.", name, o.help); }
+        if (!given) { continue; }
+        for (const std::string& other : split_words(o.needed)) {
+            const bool missing = !has(settings, find("--" + other));
+            all += missing ? fmt::format("\n{} needs --{}, which is missing.", name, other) : "";
+        }
+        for (const std::string& other : split_words(o.rivals)) {
+            const bool both = has(settings, find("--" + other));
+            all += both ? fmt::format("\n{} and --{}: give one or the other.", name, other) : "";
         }
     }
     return all;
+}
+
+void Table::fail(const std::string& objections) const {
+    fail_usage(objections.substr(1) + " See " + program + " --help.");
 }
 
 // ---- config files
@@ -262,25 +217,13 @@ std::string trimmed(const std::string& text) {
     return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
 }
 
-const Option* find_key(const Table& table, const std::string& key, const std::string& where) {
-    const auto in_files = [](const Option* o) { return o && !acts_by_itself(*o) && !o->for_command_line; };
-    const Option *o = table.find("--" + key), *meant = table.nearest(key);
-    if (in_files(o)) { return o; }
-    if (o != nullptr) {
-        fail_usage(where + ": " + in_quotes(key) + " is for the command line only. See --help.");
-    }
-    const std::string hint = in_files(meant) ? " Did you mean " + meant->name + "?" : "";
-    fail_usage(where + ": unknown key " + in_quotes(key) + "." + hint + " See --help.");
-}
-
 // What a value in quotes or brackets says; nothing if it says nothing. The strings of JSON are strings of TOML; a list of bytes
 // is a text that is no UTF-8, which TOML's strings must be.
 std::optional<std::string> text_of_value(const std::string& value) {
     const char first = value[0], last = first == '[' ? ']' : first;
     size_t end = 1;
     while (end < value.size() && value[end] != last) { end += first == '"' && value[end] == '\\' ? 2 : 1; }
-    if (end >= value.size()) { return std::nullopt; }
-    const std::string behind = trimmed(value.substr(end + 1));
+    const std::string behind = end < value.size() ? trimmed(value.substr(end + 1)) : "no end";
     if (!behind.empty() && behind[0] != '#') { return std::nullopt; }
     if (first == '\'') { return value.substr(1, end - 1); }
     JsonValue json;
@@ -296,44 +239,39 @@ std::optional<std::string> text_of_value(const std::string& value) {
 
 // One line of a config file, key = value: the option and what would be typed for it.
 Setting read_line(const Table& table, const std::string& line, const std::string& where) {
-    const std::string like = ". Expected lines like: batch = 8, model = \"d12\", quiet = true";
-    const size_t equals = std::min(line.find('='), line.size());
+    const auto fail = [&](const std::string& at) {
+        fail_usage(
+            at + ": " + in_quotes(line) +
+            " is not understood. Expected lines like: batch = 8, model = \"d12\", quiet = true; texts in "
+            "quotes, no section, no list, no table.");
+    };
+    const size_t equals = line.find('=');
     const std::string key = trimmed(line.substr(0, equals));
-    if (line[0] == '[' || equals == line.size() || key.empty()) {
-        const bool section = line[0] == '[';
-        fail_usage(where + ": " + in_quotes(line) +
-                   (section ? " is a section; there are none here" : " has no '=' behind a name") + like);
+    if (line[0] == '[' || equals == line.npos || key.empty()) { fail(where); }
+    const auto in_files = [](const Option* o) {
+        return o != nullptr && o->field.kind != Field::kAction && !o->for_command_line;
+    };
+    const Option *o = table.find("--" + key), *meant = table.nearest(key);
+    if (!in_files(o)) {
+        const std::string hint = in_files(meant) ? " Did you mean " + meant->name + "?" : "";
+        fail_usage(where + ": unknown key " + in_quotes(key) + "." + hint);
     }
-    const Option* o = find_key(table, key, where);
     const std::string value = trimmed(line.substr(equals + 1)), here = where + ", " + key;
-    if (value.find_first_of("\"'[{") == 0) {
-        const auto text = text_of_value(value);
-        if (text && (is_text(*o) || value[0] != '[')) { return {o, *text, here}; }
-        fail_usage(here + ": " + in_quotes(line) + " is no TOML, or has a list or a table. Expected " +
-                   expected(*o) + like);
-    }
-    std::string bare = trimmed(value.substr(0, value.find('#')));
-    if (is_text(*o) && !bare.empty()) {
-        fail_usage(here + ": " + in_quotes(bare) + " is a text, and texts stand in quotes. Write: " + key +
-                   " = " + escaped(bare));
-    }
-    if (is_number(*o)) { std::erase(bare, '_'); }  // 1_000
-    return {o, bare, here};
+    const bool is_text = o->field.kind == Field::kText, quoted = value.find_first_of("\"'[{") == 0;
+    std::optional<std::string> text = trimmed(value.substr(0, value.find('#')));
+    if (quoted) { text = text_of_value(value); }
+    if (!text || (is_text ? !quoted && !text->empty() : value[0] == '[')) { fail(here); }
+    if (o->is_number()) { std::erase(*text, '_'); }  // 1_000
+    return {o, *text, here};
 }
 
 }  // namespace
 
 std::string escaped(const std::string& text) {
-    for (size_t at = 0, length; at < text.size(); at += length) {
-        length = utf8_length(std::string_view(text).substr(at));
-        if (length > 0) { continue; }
-        std::string bytes;
-        for (const char c : text) {
-            bytes += fmt::format("{}{}", bytes.empty() ? "" : ", ", (unsigned char)c);
-        }
-        return "[" + bytes + "]";
+    std::string s = json_text(text);  // with another character for what is no UTF-8
+    if (text_of_value(s) != text) {
+        return fmt::format("[{}]", fmt::join(std::vector<uint8_t>(text.begin(), text.end()), ", "));
     }
-    std::string s = json_text(text);
     for (size_t at = 0; (at = s.find('\x7f', at)) != s.npos;) { s.replace(at, 1, "\\u007f"); }
     return s;
 }
@@ -349,133 +287,100 @@ std::vector<Setting> read_config(std::string text, const std::string& file, cons
         if (line.empty() || line[0] == '#') { continue; }
         Setting one = read_line(table, line, fmt::format("{}, line {}", file, number));
         if (has(settings, one.option)) { fail_usage(one.where + " is given twice. Give it once."); }
-        one.text = table.assign(*one.option, one.text, one.where);
+        one.text = one.option->assign(one.text, one.where);
         settings.push_back(one);
     }
-    if (!rivalries(settings).empty()) { fail_usage(file + ": " + rivalries(settings).substr(1)); }
+    const std::string wrong = table.objections(settings);
+    if (!wrong.empty()) { fail_usage(file + ": " + wrong.substr(1)); }
     return settings;
 }
 
 // ---- the command line
 
-CommandLine::CommandLine(const Table& table, int argc, const char* const* argv, int first)
-    : table_(table), tokens_(argv + std::min(first, argc), argv + argc) {
-    const auto is_value = [](const std::string& t) {
-        return t[0] != '-' || !(std::isalpha((unsigned char)t[1]) || t[1] == '-');
-    };
-    while (at_ < tokens_.size() && action.empty()) {
-        try {
-            read(tokens_[at_++]);
-        } catch (const Error& e) {  // to go on with the next option: all that is wrong is said at once
-            objections += std::string("\n") + e.what();
-            while (at_ < tokens_.size() && is_value(tokens_[at_])) { at_++; }
-        }
-    }
-    if (!action.empty()) { return; }
-    for (const Option& o : table_.options) {
-        const std::string name = "\n" + (o.names.empty() ? o.value : "--" + o.name);
-        if (o.required && !has(settings, &o)) { objections += name + " is required: " + o.help + "."; }
-        for (const std::string& needed : split_words(has(settings, &o) ? o.needed : "")) {
-            if (has(settings, table_.find("--" + needed))) { continue; }
-            objections += name + " goes with --" + needed + " only.";
-        }
-    }
-    objections += rivalries(settings);
-}
-
-void CommandLine::read(const std::string& token) {
-    if (token == "--" && !table_.strict) {  // only arguments follow
-        while (at_ < tokens_.size()) { read_argument(tokens_[at_++]); }
-        return;
-    }
-    if (token.size() < 2 || token[0] != '-' || token == "--") { return read_argument(token); }
-    const size_t equals = token.starts_with("--") ? token.find('=') : std::string::npos;
-    const std::string typed = token.substr(0, equals);
-    const bool has_value = equals != std::string::npos, is_long = typed.starts_with("--");
-    const Option* o = table_.find(typed);
-    if (o == nullptr) { fail_unknown(token); }
-    // llm.c's -h has a value
-    const bool alone = at_ == tokens_.size() || looks_like_option(tokens_[at_]);
-    const Option* other = acts_by_itself(*o) && !alone ? table_.find(typed + "=") : nullptr;
-    if (other != nullptr) { o = other; }
-    const std::string where = is_long || o->name.empty() ? typed : typed + " (--" + o->name + ")";
-    if (acts_by_itself(*o)) {
-        if (has_value) { fail_usage(where + " takes no value."); }
-        action = o->name;
-        return;
-    }
-    if (has(settings, o) && !o->repeats) { fail_usage(where + " is given twice. Give it once."); }
-    const bool is_flag = is_switch(*o) && (is_long || o->numbered.empty());
-    const std::string text = has_value ? token.substr(equals + 1) : is_flag ? "true" : next_value(*o, where);
-    settings.push_back({o, table_.assign(*o, text, where), where});
-}
-
-void CommandLine::read_argument(const std::string& token) {
-    for (const Option& o : table_.options) {
-        if (!o.names.empty() || (!o.repeats && has(settings, &o))) { continue; }
-        settings.push_back({&o, table_.assign(o, token, o.value), o.value});
-        return;
-    }
-    std::string place = table_.commands.empty() ? "" : ". Commands are " + table_.commands;
-    if (!settings.empty()) { place = " after " + settings.back().where; }
-    fail_usage(
-        "unexpected argument " + in_quotes(token) + place +
-        ". Every value follows the name of its option, and a pattern (*) is put in quotes. See --help.");
-}
-
-// the token behind an option; of a short name that is numbered the word that its number means
-std::string CommandLine::next_value(const Option& o, const std::string& where) {
-    if (at_ == tokens_.size()) { fail_usage(where + " needs a value, and nothing follows. See --help."); }
-    const std::string text = tokens_[at_];
-    if (table_.strict && looks_like_option(text)) {
-        fail_usage(where + " needs a value, but the option " + in_quotes(text) + " follows." +
-                   (o.name.empty() ? "" : " (If that is the value: --" + o.name + "=VALUE.)"));
-    }
-    at_++;
-    if (where.starts_with("--") || o.numbered.empty()) { return text; }
-    std::vector<std::string> numbers;
-    for (const std::string& word : split_words(o.numbered)) {
-        const std::string number = std::to_string(numbers.size());
-        if (text == number) { return word; }
-        numbers.push_back(number + " (" + word + ")");
-    }
-    fail_usage(where + ": " + in_quotes(text) + " is not known. Expected " + alternatives(numbers) + ".");
-}
+namespace {
 
 // Where a value should stand, is this an option? "-1", "-inf" and "-- a text" are not.
-bool CommandLine::looks_like_option(const std::string& token) const {
+bool is_option(const Table& table, const std::string& token) {
     const std::string name = token.substr(0, token.find('='));
     const auto of_names = [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_'; };
     const bool is_long = name.size() > 2 && name.starts_with("--") && std::ranges::all_of(name, of_names);
-    return token == "--" || is_long || table_.find(token) != nullptr;
+    return token == "--" || is_long || table.find(name) != nullptr;
 }
 
-void CommandLine::fail_unknown(const std::string& typed) const {
-    const size_t equals = std::min(typed.find('='), typed.size());
-    const std::string name = typed.substr(0, equals), letter = typed.substr(0, 2);
-    const Option *nearest = table_.nearest(name), *o = table_.find(letter);
-    std::string meant = nearest != nullptr ? " Did you mean --" + nearest->name + "?" : "";
-    if (table_.find(name) != nullptr) {  // -lg=5
-        meant = " Did you mean " + name + " " + typed.substr(equals + 1) + "?";
-    } else if (o != nullptr && !acts_by_itself(*o) &&
-               std::strchr(".-0123456789", name[2]) != nullptr) {  // -b4
-        meant = " Did you mean " + letter + " " + name.substr(2) + "?";
+// an argument without a name; before: what is given before it
+Setting read_argument(const Table& table, const std::string& token, const std::vector<Setting>& before) {
+    for (const Option& o : table.options) {
+        if (o.names.empty() && (o.repeats || !has(before, &o))) { return {&o, token, o.value}; }
     }
-    fail_usage("unknown option " + in_quotes(typed) + "." + meant + " See --help.");
+    fail_usage("unexpected argument " + in_quotes(token) +
+               (before.empty() ? "" : " after " + before.back().where) +
+               ". Every value follows the name of its option, and a pattern (*) is put in quotes.");
 }
 
-bool parse_table(const Table& table, int argc, const char* const* argv, int first, const char* prefix) {
-    const CommandLine line(table, argc, argv, first);
-    if (!line.objections.empty()) {
-        std::string text = line.objections.substr(1, line.objections.find('\n', 1) - 1);
-        if (const size_t see = text.rfind(" See --help."); see != text.npos) { text.erase(see); }
-        if (!text.ends_with('.') && !text.ends_with('?')) { text += "."; }
-        fail_usage(prefix + text + " See " + table.program + " --help.");
+// what tokens[*at] says, with the token behind it if that is its value; *at becomes the next one to read
+Setting read_token(const Table& table, const std::vector<std::string>& tokens, size_t* at,
+                   const std::vector<Setting>& before) {
+    const std::string& token = tokens[(*at)++];
+    if (token.size() < 2 || token[0] != '-' || token == "--") { return read_argument(table, token, before); }
+    const size_t equals = token.find('=');
+    const std::string typed = token.substr(0, equals);
+    const bool is_long = typed.starts_with("--"), has_value = equals != token.npos;
+    const bool at_end = *at == tokens.size(), alone = at_end || is_option(table, tokens[*at]);
+    const Option *o = table.find(typed), *meant = table.nearest(typed);
+    // llm.c's -h has a value
+    const Option* other =
+        o != nullptr && o->field.kind == Field::kAction && !alone ? table.find(typed + "=") : nullptr;
+    if (other != nullptr) { o = other; }
+    if (o == nullptr) {
+        const std::string hint = meant != nullptr ? " Did you mean --" + meant->name + "?" : "";
+        fail_usage("unknown option " + in_quotes(token) + "." + hint);
     }
-    if (line.action.empty()) { return true; }
-    std::fputs(table.help().c_str(), stdout);
+    const std::string where = is_long || o->name.empty() ? typed : typed + " (--" + o->name + ")";
+    if (has(before, o) && !o->repeats) { fail_usage(where + " is given twice. Give it once."); }
+    const bool acts = o->field.kind == Field::kAction, numbered = !is_long && *o->numbered;
+    if (acts && has_value) { fail_usage(where + " takes no value."); }
+    if (acts || (!has_value && o->value.empty() && !numbered)) { return {o, "true", where}; }
+    if (!has_value && alone) {
+        fail_usage(fmt::format("{} needs a value, and {} follows. {}=VALUE takes any.", where,
+                               at_end ? "nothing" : in_quotes(tokens[*at]), typed));
+    }
+    const std::string text = has_value ? token.substr(equals + 1) : tokens[(*at)++];
+    if (!numbered) { return {o, text, where}; }
+    const std::vector<std::string> words = split_words(o->numbered);
+    for (size_t i = 0; i < words.size(); i++) {
+        if (text == std::to_string(i)) { return {o, words[i], where}; }
+    }
+    fail_usage(fmt::format("{}: {} is not known. Expected 0 to {}, for {}.", where, in_quotes(text),
+                           words.size() - 1, o->numbered));
+}
+
+}  // namespace
+
+std::optional<std::vector<Setting>> Table::parse(int argc, const char* const* argv, int first) const {
+    const std::vector<std::string> tokens(argv + std::min(first, argc), argv + argc);
+    std::vector<Setting> settings;
+    std::string wrong;  // all that is, to be said at once
+    const Option* action = nullptr;
+    for (size_t at = 0; at < tokens.size() && action == nullptr;) {
+        try {
+            Setting one = read_token(*this, tokens, &at, settings);
+            if (one.option->field.kind == Field::kAction) {
+                action = one.option;
+                continue;
+            }
+            one.text = one.option->assign(one.text, one.where);
+            settings.push_back(one);
+        } catch (const Error& e) {  // to go on with the next option
+            wrong += std::string("\n") + e.what();
+            while (at < tokens.size() && !is_option(*this, tokens[at])) { at++; }
+        }
+    }
+    if (action == nullptr) { wrong += objections(settings); }
+    if (!wrong.empty()) { fail(wrong); }
+    if (action == nullptr) { return settings; }
+    std::fputs((action->name == "help" ? help() : version).c_str(), stdout);
     require_printed();
-    return false;
+    return std::nullopt;
 }
 
 }  // namespace llmc

@@ -3,19 +3,17 @@
 
 #include <fmt/ranges.h>
 #include <unistd.h>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <iterator>
-#include <string>
+#include <sstream>
 
 #include "llmc/host/base/resources.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/table.h"
-#include "llmc/host/options/typed_text.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 #include "llmc/model/eval/generate.h"
@@ -30,21 +28,11 @@ namespace llmc {
 
 namespace {
 
-constexpr const char* kModelHelp = R"(MODEL is one of
-  runs/mine                the folder of a run: its model.bin, or its newest checkpoint
-  runs/mine/step_00001000  a checkpoint
-  gpt2_124M.bin            a model file, ours or llm.c's
-  gpt2                     a folder with Hugging Face's GPT-2 in it (config.json, model.safetensors),
-                           or a *.safetensors in such a folder
-)";
-
 constexpr const char* kGenerateHelp =
-    R"(How it writes. The text begins like a new document, then comes the prompt. For each next token the
-model gives every token a probability, and one is drawn. A model sees as many tokens as it was made
-for. A longer text goes on with its newer half ("slides"), which is said on standard error.
+    R"(The text begins like a new document, then comes the prompt. A model sees as many tokens as it was made
+for: a longer text goes on with its newer half ("slides"), which is said on standard error.
 
 Examples:
-  PROGRAM runs/mine --prompt 'Once upon a time'
   PROGRAM runs/mine --num-samples 3 --tokens 100 --stop '\n\n'
       three texts, each until its first blank line (\n and \t mean newline and tab here)
   cat start.txt | PROGRAM gpt2 --prompt - --top-k 50 --json > continued.jsonl
@@ -54,26 +42,20 @@ Examples:
 )";
 
 constexpr const char* kExportHelp =
-    R"(Writes model.safetensors, config.json, generation_config.json and the tokenizer's files:
-  from transformers import AutoModelForCausalLM, AutoTokenizer
-  model, tokenizer = AutoModelForCausalLM.from_pretrained('out'), AutoTokenizer.from_pretrained('out')
-loads them, and so does --model out here.
+    R"(Writes model.safetensors, config.json, generation_config.json and the tokenizer's files, which
+from_pretrained() of transformers' AutoModelForCausalLM and AutoTokenizer loads, and so does --model here.
 
-Examples:
-  PROGRAM runs/mine --hf out
+Example:
   PROGRAM gpt2_124M.bin --hf out --type bf16 --tokenizer gpt2
 )";
 
 constexpr const char* kEvalHelp =
     R"(Prints the mean loss in nats a token, the perplexity (e to that), and bits a byte, which can be
-compared between tokenizers: all loss over all bytes of the text. Each token is predicted once, from
-what stands before it in its row of --seq-len tokens.
+compared between tokenizers. Each token is predicted once, from what stands before it in its row of
+--seq-len tokens. Of HellaSwag's endings, how often the right one has the lowest loss, whole or a token.
 
-Examples:
-  PROGRAM runs/mine --data 'data/mine_val_*.bin'
-  PROGRAM gpt2 --data 'data/web_val_*.bin' --max-tokens 100000
-  PROGRAM gpt2 --hellaswag data/hellaswag_val.bin --json
-      of four endings, how often the right one has the lowest loss: as a whole, and the mean of its tokens
+Example:
+  PROGRAM gpt2 --data 'data/web_val_*.bin' --max-tokens 100000 --hellaswag data/hellaswag_val.bin
 )";
 
 // \n and \t as they are typed in a shell
@@ -85,22 +67,17 @@ std::string unescaped(std::string text) {
     return text;
 }
 
-// "1,2,3"; may be given more than once
-void read_ids(const std::string& text, std::vector<int>* ids) {
-    for (const char *at = text.data(), *end = at + text.size();; at++) {
-        const auto [behind, code] = std::from_chars(at, end, ids->emplace_back());
-        if (code != std::errc() || (behind != end && *behind != ',')) {
+void add_generate(Table& t, CommandOptions& o) {
+    const auto read_ids = [&o](const std::string& text) {
+        std::istringstream ids(text + ",");
+        for (std::string id; std::getline(ids, id, ',');) {
+            if (Field(&o.prompt_ids.emplace_back()).set({.range = {0, kMaxInt}}, id).empty()) { continue; }
             fail_usage("--prompt-ids: found " + in_quotes(text) + ", expected ids such as 1,2,3.");
         }
-        at = behind;
-        if (at == end) { return; }
-    }
-}
-
-void add_generate(Table& t, CommandOptions& o) {
-    t.add("--prompt TEXT", &o.prompt, "what the text starts with; - = read it from standard input");
-    const auto read = [&o](const std::string& text) { read_ids(text, &o.prompt_ids); };
-    t.add("--prompt-ids IDS", read, {.rivals = "prompt", .repeats = true},
+    };
+    const auto read_stop = [&o](const std::string& text) { o.stop.push_back(unescaped(text)); };
+    t.add("--prompt [TEXT]", &o.prompt, "what the text starts with; - = read it from standard input");
+    t.add("--prompt-ids IDS", read_ids, {.rivals = "prompt", .repeats = true},
           "what goes before, as ids (1,2,3); without a tokenizer the text is ids, too");
     t.add("--tokens --max-new-tokens N", &o.tokens, {1, 0x1p40}, "how many to write at most");
     t.add("--temperature --temp X", &o.temperature, {0, 100},
@@ -109,16 +86,15 @@ void add_generate(Table& t, CommandOptions& o) {
     t.add("--top-p X", &o.top_p, {0, 1}, "among the most likely that together have this share; 1 = all");
     t.add("--seed N", &o.seed, {0, 0x1p64}, "another one, another draw; the same one, the same text");
     t.add("--num-samples N", &o.num_samples, {1, 1 << 30}, "texts to write");
-    t.add("--stop TEXT", &o.stop, {.repeats = true}, "a text ends before this; may be given more than once");
-    t.add("--dtype TYPE", &o.dtype, {.choices = "auto fp32 bf16"},
-          "auto = bf16 on a GPU, fp32 on the CPU, which has no other");
+    t.add("--stop TEXT", read_stop, {.repeats = true},
+          "a text ends before this; may be given more than once");
+    t.add("--dtype TYPE", &o.dtype, {.choices = "auto fp32 bf16"}, "auto = bf16 on a GPU; the CPU has fp32");
     t.add("--json", &o.json, "print one JSON object for each text");
     t.add("--no-bos", &o.no_bos, "begin with the prompt, not as a new document");
-    t.add("--interactive", &o.interactive, {.rivals = "prompt-ids"},
+    t.add("--interactive", &o.interactive, {.rivals = "prompt-ids json num-samples"},
           "go on with what is typed, line by line");
     t.add("--stats", &o.stats,
-          "tokens a second, and on a GPU the share of the time that reading the weights takes at least, on "
-          "standard error");
+          "tokens a second, and on a GPU their share of the memory's speed, on standard error");
 }
 
 void add_export(Table& t, CommandOptions& o) {
@@ -134,14 +110,12 @@ void add_eval(Table& t, CommandOptions& o) {
     t.add("--hellaswag FILE", &o.hellaswag, "questions that data/make_hellaswag, or llm.c, has made");
     t.add("--val-align NAME", &o.val_align,
           "rows, as in training: window = back to back; document = from a document's start");
-    t.add("--max-tokens N", &o.max_tokens, {1, kMaxTokens, "", true},
-          "tokens from the start of the data; -1 = all");
+    t.add("--max-tokens N", &o.max_tokens, {1, kMaxTokens, "", true}, "from the start of the data; -1 = all");
     t.add("--batch N", &o.batch, {1, 1 << 16}, "rows at a time");
     t.add("--seq-len N", &o.seq_len, {0, 1 << 20}, "tokens in a row; 0 = the model's, at most 1024");
     t.add("--json", &o.json, "print one JSON object");
     t.add("--per-question", &o.per_question, {.needed = "json hellaswag"},
-          "with --json: of each HellaSwag question the label, both answers, and [sum of losses, tokens] of "
-          "each ending");
+          "of each question the label, both answers, and [sum of losses, tokens] of each ending");
 }
 
 }  // namespace
@@ -150,26 +124,23 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* options) {
     CommandOptions& o = *options;
     o.command = argv[1];
     const bool generate = o.command == "generate", exports = o.command == "export";
-    const std::string about = generate  ? "Writes text with a trained model."
-                              : exports ? "Writes a model as Hugging Face's transformers loads it."
-                                        : "Measures how well a model predicts token shards.";
-    const std::string end = generate ? kGenerateHelp : exports ? kExportHelp : kEvalHelp;
-    Table t(std::string(argv[0]) + " " + o.command, about, std::string(kModelHelp) + "\n" + end);
+    Table t(std::string(argv[0]) + " " + o.command,
+            generate  ? "Writes text with a trained model."
+            : exports ? "Writes a model as Hugging Face's transformers loads it."
+                      : "Measures how well a model predicts token shards.",
+            generate  ? kGenerateHelp
+            : exports ? kExportHelp
+                      : kEvalHelp);
     t.add("MODEL", &o.model, {.required = true},
-          "a run's folder, a checkpoint, a model file, or a folder of Hugging Face's");
+          "the folder of a run (its model.bin, or its newest checkpoint), a checkpoint (step_00001000), "
+          "*.bin of ours or llm.c's, or a folder with Hugging Face's GPT-2 (config.json, model.safetensors), "
+          "or a *.safetensors in it");
     t.add("--tokenizer PATH", &o.tokenizer, "default: the one beside the model, or bytes");
     (generate ? add_generate : exports ? add_export : add_eval)(t, o);
-    if (!parse_table(t, argc, argv, 2, (o.command + ": ").c_str())) { return false; }
-    for (std::string& stop : o.stop) {
-        if (stop.empty()) { fail_usage("generate: --stop: found an empty text, expected some"); }
-        stop = unescaped(stop);
-    }
-    if (o.command == "eval" && o.data.empty() && o.hellaswag.empty()) {
-        fail_usage("eval: give --data, --hellaswag or both. See " + t.program + " --help.");
-    }
-    if (o.interactive && (o.json || o.num_samples > 1 || o.prompt == "-")) {
-        fail_usage("generate: --interactive goes with neither --json, --num-samples nor --prompt -");
-    }
+    if (!t.parse(argc, argv, 2)) { return false; }
+    const bool nothing = o.command == "eval" && o.data.empty() && o.hellaswag.empty();
+    if (nothing) { t.fail("\ngive --data, --hellaswag or both."); }
+    if (o.interactive && o.prompt == "-") { t.fail("\n--interactive does not go with --prompt -."); }
     return true;
 }
 
@@ -212,12 +183,12 @@ Tokenizer require_tokenizer(const CommandOptions& o, const NamedModel& model) {
     std::optional<Tokenizer> t = find_tokenizer(o, model);
     if (t) { return *t; }
     if (!o.prompt_ids.empty()) { return Tokenizer::numbers(model.source->config().vocab_size); }
-    throw Error(kExitUsage,
-                "{} has a vocabulary of {}, and no tokenizer lies beside it: what do the ids mean? Give "
-                "--tokenizer a folder with tokenizer.json, or vocab.bpe and encoder.json, or --prompt-ids "
-                "1,2,3: then the text is ids, too (nanoGPT's meta.pkl, which is not read, as a pickle can "
-                "run code, says what they mean).",
-                model.path, model.source->config().vocab_size);
+    throw Error(
+        kExitUsage,
+        "{} has a vocabulary of {}, and no tokenizer lies beside it: what do the ids mean? Give --tokenizer "
+        "a folder with tokenizer.json, or vocab.bpe and encoder.json, or --prompt-ids 1,2,3: then the text "
+        "is ids, too (nanoGPT's meta.pkl, which is not read, as a pickle can run code, says what they mean).",
+        model.path, model.source->config().vocab_size);
 }
 
 // ---- generate ----------------------------------------------------------------------------------
@@ -262,10 +233,10 @@ private:
     Context new_context() {
         return Context(decoder_.get(), [this](int left) {
             if (slides_++ == 0) {
-                note(fmt::format(
-                    "(the text is longer than the {} tokens that the model sees: it goes on from the "
-                    "last {})",
-                    decoder_->config().max_seq_len, left));
+                note(
+                    fmt::format("(the text is longer than the {} tokens that the model sees: it goes on from "
+                                "the last {})",
+                                decoder_->config().max_seq_len, left));
             }
         });
     }
@@ -388,8 +359,7 @@ std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
     const auto align = data.align();
     if (!same_ids(tokenizer, c.vocab_size, vocab)) {
         throw Error(kExitBadInput,
-                    "{} has a vocabulary of {}, the model of {}: make the shards with the "
-                    "model's tokenizer",
+                    "{} has a vocabulary of {}, the model of {}: make the shards with the model's tokenizer",
                     o.data, vocab, c.vocab_size);
     }
     double nats = 0;

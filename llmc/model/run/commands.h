@@ -19,23 +19,19 @@ struct CommandOptions {
     std::string command;  // "generate", "export" or "eval"
     std::string model, tokenizer;
     bool json = false;  // of generate and eval
-
     // generate
     std::string prompt;
     std::vector<int> prompt_ids;
+    std::vector<std::string> stop;
     int64_t tokens = 256, num_samples = 1;
     double temperature = 0.8, top_p = 1;
     int top_k = 0;
     uint64_t seed = 42;
-    std::vector<std::string> stop;
-    FloatType dtype = FloatType::kAuto;
     bool interactive = false, stats = false, no_bos = false;
-
+    FloatType dtype = FloatType::kAuto, type = FloatType::kAuto;  // type: export's
     // export
     std::string hf;
-    FloatType type = FloatType::kAuto;
     bool force = false;
-
     // eval
     std::string data, hellaswag;  // one of both is given
     int raw_tokens = 0, batch = 4, seq_len = 0;

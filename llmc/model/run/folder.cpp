@@ -14,7 +14,7 @@
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/log/run_log.h"
-#include "llmc/host/options/typed_text.h"
+#include "llmc/host/options/choices.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/formats/hf_model.h"
 

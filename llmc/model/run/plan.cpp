@@ -13,7 +13,7 @@
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/log/run_log.h"
-#include "llmc/host/options/typed_text.h"
+#include "llmc/host/options/choices.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/model/model_source.h"
 #include "llmc/model/run/folder.h"

@@ -14,7 +14,7 @@
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/log/run_log.h"
-#include "llmc/host/options/typed_text.h"
+#include "llmc/host/options/choices.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/eval/validation.h"
 #include "llmc/model/formats/checkpoint.h"
