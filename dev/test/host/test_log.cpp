@@ -42,11 +42,6 @@ struct Place {
         return finish_train(folder.path(), start_limited(more, bytes));
     }
 };
-void wait_until(const std::function<bool()>& condition) {  // at most for a minute
-    for (int wait = 0; wait < 12000 && !condition(); wait++) { usleep(5000); }
-    REQUIRE(condition());
-}
-
 constexpr rlim_t kSmall = 6000;  // bytes: more than config.toml, less than a checkpoint
 
 // every line of a log

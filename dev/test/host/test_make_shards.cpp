@@ -15,7 +15,6 @@
 
 #include "dev/test/support/many_ranks.h"
 #include "dev/test/support/train_program.h"
-#include "llmc/host/options/typed_text.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 
