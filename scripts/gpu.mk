@@ -43,7 +43,7 @@ endef
 $(call gpu_objects,$(HOST_CU)): compile_cu = $(compile_host_cu)
 
 include llmc/layernorm/typed.mk
-GPU_SOURCES := $(wildcard llmc/model/*/*.cu llmc/ops/*.cu llmc/ops/*/*.cu) $(LAYERNORM_SOURCES)
+GPU_SOURCES := $(wildcard llmc/model/*/*.cu llmc/ops/*.cu llmc/ops/*/*.cu llmc/layernorm/fp8/*.cu) $(LAYERNORM_SOURCES)
 $(OUT)train_gpt2cu: $(call gpu_objects,train_gpt2.cu $(GPU_SOURCES)) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)

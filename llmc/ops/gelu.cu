@@ -11,12 +11,6 @@ namespace {
 
 constexpr int kBlock = 256;
 
-__device__ float gelu_slope(float x) {
-    float e = gelu_exp(x);
-    float s = __fdividef(1, 1 + e);
-    return s + x * s * (e * s) * (kGeluScaleF * (1 + 3 * kGeluCubicF * x * x));
-}
-
 template <typename T>
 __global__ void gelu_forward_kernel(T* out, const T* inp, int64_t n) {
     int64_t i = ((int64_t)blockIdx.x * kBlock + threadIdx.x) * Vec<T>::size;
@@ -32,7 +26,7 @@ __global__ void gelu_backward_kernel(T* dinp, const T* dout, const T* inp, int64
     auto array = [=](int k) { return k == 0 ? inp : dout; };
     load_together(x, array, 2, i, n);
     for (int j = 0; j < Vec<T>::size; j++) {
-        x[1].at[j] = (T)((float)x[1].at[j] * gelu_slope((float)x[0].at[j]));
+        x[1].at[j] = (T)((float)x[1].at[j] * gelu_and_slope((float)x[0].at[j]).slope);
     }
     store_within(dinp, i, n, x[1]);
 }

@@ -20,4 +20,12 @@ __device__ inline float gelu(float x) {
     return __fdividef(x, 1 + gelu_exp(x));  // 2 ulp for denominators up to 2^126; this one is below 2^116
 }
 
+struct Gelu2 {
+    float gelu, slope;
+};
+__device__ inline Gelu2 gelu_and_slope(float x) {
+    const float e = gelu_exp(x), s = __fdividef(1, 1 + e);
+    return {x * s, s + x * s * (e * s) * (kGeluScaleF * (1 + 3 * kGeluCubicF * x * x))};
+}
+
 }  // namespace llmc
