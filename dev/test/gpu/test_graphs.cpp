@@ -14,7 +14,7 @@ using namespace llmc::gpu_test;
 namespace {
 
 constexpr int kB = 4;
-constexpr uint64_t kSeed = 5;
+constexpr uint64_t kGraphSeed = 5;
 
 // A step's micro-batches, `each` for a group: of other tokens and another number of targets each
 // time. Every second is smaller and shorter, in odd steps the first.
@@ -55,13 +55,13 @@ void check_steps(const ModelSettings& settings) {
     ModelSettings no_graph = settings;
     no_graph.graph = false;
     Model model(c, kB, c.max_seq_len, settings), launched(c, kB, c.max_seq_len, no_graph);
-    for (Model* m : {&model, &launched}) { m->init(kSeed); }
+    for (Model* m : {&model, &launched}) { m->init(kGraphSeed); }
     for (int64_t k = 0; k < std::ssize(kMicroBatches); k++) {
         const std::vector<Batch> batches = batches_of(c, k, settings.groups, kMicroBatches[k]);
         const std::string name =
             fmt::format("recompute {} groups {} step {}", (int)settings.recompute, settings.groups, (int)k);
         Model fresh(c, kB, c.max_seq_len, settings);
-        fresh.init(kSeed);
+        fresh.init(kGraphSeed);
         copy_states(&fresh, model);
         const StepResult expected = step(&fresh, batches, params_of(k)),
                          found = step(&model, batches, params_of(k));
@@ -216,7 +216,7 @@ TEST_CASE("gpu graphs: of the products of a recording one fill is left, and resu
 TEST_CASE("gpu graphs: after the first steps the host launches nothing") {
     const GPT2Config c = tiny_config();
     Bf16Model model(c, kB, c.max_seq_len), launched(c, kB, c.max_seq_len, {.graph = false});
-    for (Bf16Model* m : {&model, &launched}) { m->init(kSeed); }
+    for (Bf16Model* m : {&model, &launched}) { m->init(kGraphSeed); }
     CHECK(passes_of_host(&model, 8) == 4);
     CHECK(passes_of_host(&model, 8) == 0);
     CHECK(passes_of_host(&launched, 8) == 8);
@@ -227,10 +227,10 @@ TEST_CASE("gpu graphs: after the first steps the host launches nothing") {
 TEST_CASE("gpu graphs: init() with another seed rounds by that seed") {
     const GPT2Config c = tiny_config();
     Bf16Model model(c, kB, c.max_seq_len), other(c, kB, c.max_seq_len);
-    model.init(kSeed);
+    model.init(kGraphSeed);
     passes_of_host(&model, 6);
     for (Bf16Model* m : {&model, &other}) {
-        m->init(kSeed + 1);
+        m->init(kGraphSeed + 1);
         passes_of_host(m, 6);
     }
     check_same_state("another seed", model, other);
@@ -242,7 +242,7 @@ TEST_CASE_TEMPLATE("gpu graphs: GPT-2's width", Model, Fp32Model, Bf16Model) {
     Model model(c, kB, 128), launched(c, kB, 128, {.graph = false});
     for (int64_t k = 0; k < 8; k++) {
         for (Model* m : {&model, &launched}) {
-            if (k == 0) { m->init(kSeed); }
+            if (k == 0) { m->init(kGraphSeed); }
             m->enqueue_step(batches_of(c, k, 1, k < 4 ? 1 : 2), params_of(k));
         }
     }
