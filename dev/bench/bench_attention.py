@@ -32,7 +32,7 @@ KERNELS = {"ours": 0, "ours, mma.sync": 1}
 
 
 def library():
-    lib = ctypes.CDLL(ROOT + "/build/libllmc_attention.so")
+    lib = ctypes.CDLL(f"{ROOT}/build/libllmc_attention.so")
     pointer, size = ctypes.c_void_p, ctypes.c_int32
     lib.llmc_attention_last_error.restype = ctypes.c_char_p
     lib.llmc_attention_workspace.restype = ctypes.c_size_t
