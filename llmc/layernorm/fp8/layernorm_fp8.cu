@@ -12,7 +12,7 @@ namespace llmc {
 
 namespace {
 
-constexpr int kVector = 8;  // elements of 16 bytes in, of 8 bytes out
+constexpr int kVector = 8, kSharedOfSm = 228 << 10;  // elements of 16 bytes; bytes of shared memory on Hopper
 
 // Of a lane: up to `vectors` vectors of a row, of which `unguarded` surely have columns. Columns of a tile leave in pieces
 // of tile_rows bytes: 64, where they fit, as shorter pieces are written more slowly.
@@ -20,11 +20,11 @@ struct Layout {
     int vectors, unguarded, tile_rows, warps, blocks_per_sm;
     constexpr int threads() const { return warps * kWarp; }
     constexpr int columns() const { return vectors * kWarp * kVector; }
-    // At least so much that no other block fits beside them: the next launch's, which come before this one ends, would else
-    // gather where there was room, and leave other multiprocessors idle.
+    // At least so much that no other block fits beside them: blocks of the next launch, which may begin before this one ends,
+    // would else gather where there was room, and leave other multiprocessors idle.
     int shared_bytes(int C, bool residual) const {
-        const int least = 233472 / (blocks_per_sm + 1);
-        return std::max(least, tile_rows * Fp8Tile<16>::pitch_of(C) * 4 + warps * C * (residual ? 4 : 2));
+        const int needed = tile_rows * Fp8Tile<16>::pitch_of(C) * 4 + warps * C * (residual ? 4 : 2);
+        return std::max(needed, kSharedOfSm / (blocks_per_sm + 1));
     }
 };
 constexpr Layout kLayouts[2][11] = {
