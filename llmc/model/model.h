@@ -31,6 +31,7 @@ struct ModelSettings {
     bool tf32 = false;             // fp32 products in TF32
     std::string matmul_file = {};  // algorithms of products, found by --tune-gemm; "" = cuBLASLt's first
     bool graph = true;             // on a GPU a step's launches are recorded once and repeated; same bits
+    bool fp8 = false;              // products of the blocks' linear layers, with bf16 (model/gpu/fp8_blocks.cuh)
     bool muon = false;             // for the blocks' matrices (llmc/ops/muon/muon.h)
     int ranks = 1;                 // must divide groups
     int groups = 1;                // of micro-batches

@@ -8,7 +8,25 @@
 
 namespace llmc {
 
-const GPT2Config& require_possible(const GPT2Config& c, int B, int seq_len) {
+// what FP8 blocks can be, see llmc/layernorm/fp8 and llmc/ops/fp8.h
+static void require_fp8(const GPT2Config& c, int64_t tokens, size_t parameter_bytes) {
+    if (parameter_bytes != 2) { throw Error(kExitUsage, "--fp8 is for --dtype bf16"); }
+    if (device_facts().capability < 90) {
+        throw Error(
+            kExitUsage,
+            "--fp8 needs tensor cores of Hopper (H100, H200) or later; this GPU is {}.{}. Train without it.",
+            device_facts().capability / 10, device_facts().capability % 10);
+    }
+    if (c.channels % 16 != 0 || c.channels > kMostFp8Columns || tokens % 16 != 0) {
+        throw Error(kExitUsage,
+                    "--fp8: {} channels and {} tokens in a micro-batch; both must be multiples of 16, "
+                    "channels at most {}",
+                    c.channels, tokens, kMostFp8Columns);
+    }
+}
+
+const GPT2Config& require_possible(const GPT2Config& c, int B, int seq_len, const ModelSettings& settings,
+                                   size_t parameter_bytes) {
     require_sizes(c, B, seq_len);
     if ((int64_t)B * seq_len > INT32_MAX) {
         throw Error(kExitUsage,
@@ -22,6 +40,7 @@ const GPT2Config& require_possible(const GPT2Config& c, int B, int seq_len) {
             "{} channels in {} heads: heads of {}, but the GPU's attention has room for {}. Use more heads.",
             c.channels, c.num_heads, c.channels / c.num_heads, kMaxHeadSize);
     }
+    if (settings.fp8) { require_fp8(c, (int64_t)B * seq_len, parameter_bytes); }
     return c;
 }
 
@@ -29,7 +48,8 @@ template <typename T, typename Grad>
 MemoryPlan GPT2<T, Grad>::plan(const GPT2Config& c, int B, int seq_len, const ModelSettings& settings) {
     constexpr int64_t kReserve = 256 << 20;      // bytes left free for CUDA's own modules and cuBLASLt's
     constexpr int64_t kNcclReserve = 768 << 20;  // and for what NCCL takes
-    MemoryPlan plan = Memory(require_possible(c, B, seq_len), B, seq_len, settings, Arena()).plan;
+    MemoryPlan plan =
+        Memory(require_possible(c, B, seq_len, settings, sizeof(T)), B, seq_len, settings, Arena()).plan;
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total));
     const int64_t reserve = kReserve + (settings.ranks > 1 ? kNcclReserve : 0);

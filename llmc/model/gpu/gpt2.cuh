@@ -41,7 +41,8 @@ struct MicroStep {
 };
 
 // the configuration, if such a model can be; else throws Error(kExitUsage)
-const GPT2Config& require_possible(const GPT2Config& c, int B, int seq_len);
+const GPT2Config& require_possible(const GPT2Config& c, int B, int seq_len, const ModelSettings& settings,
+                                   size_t parameter_bytes);
 
 template <typename T, typename Grad>
 class GPT2 : public Model {
@@ -58,7 +59,7 @@ public:
     }
 
     GPT2(const GPT2Config& c, int B, int seq_len, const ModelSettings& s = {})
-        : config_(require_possible(c, B, seq_len)),
+        : config_(require_possible(c, B, seq_len, s, sizeof(T))),
           block_(Memory(c, B, seq_len, s, Arena()).plan.total()),
           network_(Memory(c, B, seq_len, s, Arena(block_.data())), stream_),
           feed_(mem_.feed, (int64_t)B * seq_len),
@@ -108,6 +109,7 @@ public:
     void load(State state, int tensor, int64_t first, std::span<const float> values) override {
         finish();
         optimizer_.load(state, tensor, first, values);
+        fp8_ready_ = false;
     }
     void save(State state, int tensor, int64_t first, std::span<float> values) const override {
         optimizer_.save(state, tensor, first, values);
@@ -122,6 +124,7 @@ public:
 
     bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) override {
         optimizer_.require_loaded();
+        prepare_fp8();
         if (pending_.empty()) {  // nothing is under way: the stream gets to this event at once
             done_at_ = Clock::now();
             done_->record(stream_);
@@ -184,9 +187,10 @@ public:
     Evaluation evaluate(const Batch& batch) override {
         require_batch(config_, mem_.B, mem_.seq_len, batch);
         optimizer_.require_loaded();
+        prepare_fp8();
         int64_t N = (int64_t)batch.B * batch.T;
         const auto at = feed_.upload(batch, {}, stream_);
-        network_.forward(batch.B, batch.T, at.tokens);
+        network_.forward(batch.B, batch.T, at.tokens, {.counts = false});
         classifier_forward(mem_.losses, mem_.predicted, mem_.logits, at.targets, N, config_.vocab_size,
                            config_.padded_vocab_size, stream_);
         feed_.done(stream_);
@@ -208,6 +212,7 @@ public:
     // for tests: the mean loss of these batches, whose gradients are left in the gradient arena
     double forward_backward(std::span<const Batch> micro_batches) {
         optimizer_.require_loaded();
+        prepare_fp8();
         const int64_t targets = count_targets(config_, mem_.B, mem_.seq_len, micro_batches);
         const StepInputs inputs = step_inputs({}, targets);
         for (const Batch& batch : micro_batches) {
@@ -254,7 +259,7 @@ private:
     // host's memory.
     void launch(const MicroStep& s) {
         int64_t N = (int64_t)s.B * s.T;
-        network_.forward(s.B, s.T, s.at.tokens);
+        network_.forward(s.B, s.T, s.at.tokens, {.cast_weights = s.group == 0 && !s.accumulate});
         classifier_forward_backward(mem_.logits, mem_.losses, s.at.targets, &s.at.inputs->loss_scale, N,
                                     config_.vocab_size, config_.padded_vocab_size, stream_);
         sum_losses(optimizer_.loss_sum(s.group), mem_.losses, N, s.accumulate, stream_);
@@ -267,7 +272,17 @@ private:
         if (s.ends_step) {
             optimizer_.decide(s.at.inputs);
             optimizer_.update(s.at.inputs, s.adamw);
+            if (const Fp8Scales& scales = mem_.fp8.scales; scales.n > 0) {
+                optimizer_.share_rows("largest magnitudes", scales.amax, scales.n);
+                end_fp8_step(scales, stream_);
+            }
         }
+    }
+    // Scales of FP8 for parameters that were loaded; the pass that follows casts them.
+    void prepare_fp8() {
+        if (!network_.settings.fp8 || fp8_ready_) { return; }
+        network_.set_first_scales(false);
+        fp8_ready_ = true;
     }
     // s: all but where the batch is
     void enqueue(const Batch& batch, const StepInputs& inputs, MicroStep s) {
@@ -318,7 +333,8 @@ private:
     std::optional<GPT2Muon<T>> muon_;
     // of what has been due; null until it is due again
     std::map<MicroStep, std::unique_ptr<Recording>> graphs_;
-    int64_t updates_ = 0;   // as far as the host has been told
+    int64_t updates_ = 0;  // as far as the host has been told
+    bool fp8_ready_ = false;
     bool finished_ = true;  // nothing is under way
     int rows_ = 0;          // of the last evaluate()
     std::deque<Pending> pending_;

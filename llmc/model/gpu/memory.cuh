@@ -6,6 +6,7 @@
 #include "llmc/cuda/resources.cuh"
 #include "llmc/layernorm/layernorm.h"
 #include "llmc/model/gpt2_config.h"
+#include "llmc/model/gpu/fp8_blocks.cuh"
 #include "llmc/model/gpu/muon.cuh"
 #include "llmc/model/gpu/token_feed.cuh"
 #include "llmc/model/model.h"
@@ -73,7 +74,7 @@ struct GPT2Memory : GPT2State<T, Grad> {
     using Base = GPT2State<T, Grad>;
     using Base::arena, Base::config;
 
-    struct Norm {  // a layernorm's output (N,C) and statistics (N)
+    struct Norm {  // a layernorm's output (N,C), null in the blocks if that is in FP8, and statistics (N)
         T* out;
         float *mean, *rstd;
     };
@@ -83,7 +84,7 @@ struct GPT2Memory : GPT2State<T, Grad> {
         T *qkv, *atty;      // (N,3C), (N,C)
         T* residual2;       // (N,C): the stream after attention
         float* lse;         // (B,NH,seq_len)
-        T *fch, *fch_gelu;  // (N,4C)
+        T *fch, *fch_gelu;  // (N,4C), fch_gelu null if that is in FP8
         T* residual3;       // (N,C): the stream after the MLP
     };
 
@@ -92,8 +93,9 @@ struct GPT2Memory : GPT2State<T, Grad> {
     int64_t N = (int64_t)B * seq_len;  // rows
 
     std::vector<Layer> layers = take_layers();
+    Fp8Memory fp8 = settings.fp8 ? Fp8Memory(config, N, settings, arena) : Fp8Memory();
     T* encoded = take<T>(N * C);
-    Norm lnf = take_norm();
+    Norm lnf = take_norm(true);
     T *dresidual = take<T>(N * C), *dproj = take<T>(N * C), *dwide = take<T>(N * 4 * C);
     T* proj = dproj;  // what attention or the MLP adds to the stream
     float* losses = take<float>(N);
@@ -109,13 +111,14 @@ struct GPT2Memory : GPT2State<T, Grad> {
     void* scratch = take<char>((int64_t)std::max(
         {encoder_backward_scratch(B, seq_len, C, config.vocab_size), layernorm_backward_scratch(C),
          bias_backward_scratch(4 * C),
-         attention_backward_bias_scratch(B, seq_len, config.num_heads, C / config.num_heads)}));
+         attention_backward_bias_scratch(B, seq_len, config.num_heads, C / config.num_heads),
+         settings.fp8 ? fp8_sums_scratch(N, 4 * C) : 0}));
     unsigned* counters = take<unsigned>(kAttentionCounters);  // attention's
 
     // Of weight gradients beside the rest; null: there are none. Recomputed rows are overwritten while a branch would
     // read them; with many ranks a recording has breaks.
     bool branch = settings.graph && settings.ranks == 1 && settings.recompute == Recompute::kNone &&
-                  N <= kMostBranchRows;
+                  !settings.fp8 && N <= kMostBranchRows;
     void* branch_workspace = take_for_branch(Matmul::kWorkspace);
     void* branch_scratch = take_for_branch(bias_backward_scratch(4 * C));
     void* branch_sums[2] = {take_for_branch(layernorm_backward_scratch(C)),  // of a block's layernorms
@@ -133,19 +136,22 @@ private:
         return arena.template take<X>(n);
     }
     void* take_for_branch(size_t bytes) { return branch ? take<char>((int64_t)bytes) : nullptr; }
-    Norm take_norm() { return {take<T>(N * C), take<float>(N), take<float>(N)}; }
+    Norm take_norm(bool with_output) {
+        return {with_output ? take<T>(N * C) : nullptr, take<float>(N), take<float>(N)};
+    }
     std::vector<Layer> take_layers() {
         std::vector<Layer> all;
         for (int l = 0; l < config.num_layers; l++) {
             Layer a = l > 0 ? all[0] : Layer{};
             if (l == 0 || settings.recompute != Recompute::kBlock) {
-                for (Norm* norm : {&a.ln1, &a.ln2}) { *norm = take_norm(); }
+                for (Norm* norm : {&a.ln1, &a.ln2}) { *norm = take_norm(!settings.fp8); }
                 for (T** x : {&a.atty, &a.residual2}) { *x = take<T>(N * C); }
                 a.qkv = take<T>(N * 3 * C);
                 a.lse = take<float>(N * config.num_heads);
             }
             if (l == 0 || settings.recompute == Recompute::kNone) {
-                for (T** x : {&a.fch, &a.fch_gelu}) { *x = take<T>(N * 4 * C); }
+                a.fch = take<T>(N * 4 * C);
+                if (!settings.fp8) { a.fch_gelu = take<T>(N * 4 * C); }
             }
             a.residual3 = take<T>(N * C);
             all.push_back(a);

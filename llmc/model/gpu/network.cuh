@@ -2,7 +2,7 @@
 // Everything is queued on one stream; nothing waits. But in the recording of a small batch, whose products leave
 // multiprocessors idle, the gradients of weights are a branch beside the rest (gpu/memory.cuh says when). In backward
 // a linear layer whose output is added to the residual stream gets the gradient of its bias, sums over the stream's,
-// from the layernorm that completes that.
+// from the layernorm that completes that. With settings.fp8 the input of a block's linear layer is in mem.fp8.input.
 #pragma once
 #include <functional>
 #include <optional>
@@ -42,11 +42,18 @@ struct GPT2Network {
         matmul.use(choices, settings.matmul_file);
     }
 
+    // What of FP8 tensors is for the steps that follow: do largest magnitudes count? Are the weights, which are in FP8 as the
+    // last pass that cast them left them, others than then?
+    struct Fp8Pass {
+        bool counts = true, cast_weights = true;
+    };
     // fills the activations, up to logits; tokens (B,T_) in device memory
-    void forward(int B, int T_, const int32_t* tokens) {
+    void forward(int B, int T_, const int32_t* tokens, Fp8Pass fp8_pass = {}) {
         begin(B, T_);
+        fp8_counts = fp8_pass.counts;
         auto ready = [&](int l) {
             if (before_forward) { before_forward(l); }
+            if (settings.fp8 && fp8_pass.cast_weights && l >= 0 && l < L) { cast_weights(l); }
         };
         ready(-1);
         ready(0);
@@ -68,6 +75,20 @@ struct GPT2Network {
             residual = a.residual3;
         }
         matmul.forward(mem.logits, mem.lnf.out, param(kWte), (const T*)nullptr, N, C, rows(kWte), stream);
+    }
+
+    // FP8: the scales before the first step, if no earlier one is known (restored false) with those of the weights as they are
+    void set_first_scales(bool restored) {
+        if constexpr (kCanFp8) {
+            const Fp8Scales& scales = mem.fp8.scales;
+            mem.fp8.set_first_scales((int64_t)mem.B * mem.seq_len, stream);
+            if (restored) { return restore_fp8_scales(scales, stream); }
+            check(cudaMemsetAsync(scales.history, 0, scales.n * kFp8History * sizeof(float), stream));
+            check(cudaMemsetAsync(scales.amax, 0, scales.ranks * scales.n * sizeof(float), stream));
+            fp8_counts = true;
+            for (int l = 0; l < L; l++) { cast_weights(l); }
+            end_fp8_step(scales, stream);
+        }
     }
 
     // Before backward(), which writes the gradients of its T_ positions alone: zeroes those that longer
@@ -96,12 +117,14 @@ struct GPT2Network {
     }
 
 private:
+    static constexpr bool kCanFp8 = sizeof(T) == 2;
     const int C = config.channels, NH = config.num_heads, L = config.num_layers;
     int positions = 0;  // that have a gradient
     // of the pass under way; N = batch * length rows
     int batch = 0, length = 0;
     int64_t N = 0;
     bool adding = false;  // its gradients are added to those of the micro-batches before it
+    bool fp8_counts = true;
     std::optional<Branch> branch;
     Branch::Mark dresidual_read, dwide_read;    // by the branch
     Branch::Mark attention_added, ln_added[2];  // by the branch: sums that are in scratch
@@ -121,8 +144,10 @@ private:
 
     // ---- A layer's bias is the tensor behind its weight.
 
-    // norm = layernorm(inp), or with residual: residual = inp + proj, norm = layernorm(residual)
+    // norm = layernorm(inp), or with residual: residual = inp + proj, norm = layernorm(residual); in FP8 the input of the
+    // linear layer that follows
     void normalise(const Norm& norm, int weight, int l, const T* inp, T* residual = nullptr) {
+        if (norm.out == nullptr) { return normalise_fp8(norm, weight, l, inp, residual); }
         const LayerNormForward<T> call{.out = norm.out,
                                        .mean = norm.mean,
                                        .rstd = norm.rstd,
@@ -135,18 +160,55 @@ private:
                                        .inp2 = residual != nullptr ? mem.proj : nullptr};
         layernorm_forward(call, stream);
     }
+    void normalise_fp8(const Norm& norm, int weight, int l, const T* inp, T* residual) {
+        if constexpr (kCanFp8) {
+            const Fp8Output out = fp8_input(weight == kLn1w ? kQkvw : kFcw, l);
+            const LayerNormForwardFp8<T> call{.out = out.rows,
+                                              .transposed = out.transposed,
+                                              .amax = out.amax,
+                                              .mean = norm.mean,
+                                              .rstd = norm.rstd,
+                                              .inp = inp,
+                                              .weight = param(weight, l),
+                                              .bias = param(weight + 1, l),
+                                              .scale = out.scale,
+                                              .N = fp8_rows(),
+                                              .C = C,
+                                              .residual = residual,
+                                              .inp2 = residual != nullptr ? mem.proj : nullptr};
+            layernorm_forward_fp8(call, stream);
+        }
+    }
     // out (N,OC) = inp (N,C) weight^T + bias
     void linear(T* out, const T* inp, int weight, int l) {
+        if (settings.fp8) {
+            if constexpr (kCanFp8) {
+                using enum Fp8Role;
+                matmul.forward(out, mem.fp8.matrix(mem.fp8.input, kInput, weight, l),
+                               mem.fp8.matrix(fp8_layer(l).weight[fp8_linear(weight)], kWeight, weight, l),
+                               param(weight + 1, l), fp8_rows(), cols(weight), rows(weight), stream);
+            }
+            return;
+        }
         matmul.forward(out, inp, param(weight, l), param(weight + 1, l), N, cols(weight), rows(weight),
                        stream);
     }
     void forward_attention(Layer& a, int l) {
         linear(a.qkv, a.ln1.out, kQkvw, l);  // (N,3C)
         attention_forward<T>({a.atty, a.lse, mem.counters, a.qkv, batch, length, NH, C / NH},
-                             stream);            // (N,C)
+                             stream);  // (N,C)
+        if constexpr (kCanFp8) {
+            if (settings.fp8) { cast_e4m3(fp8_input(kAttprojw, l), a.atty, fp8_rows(), C, stream); }
+        }
         linear(mem.proj, a.atty, kAttprojw, l);  // (N,C)
     }
     void forward_fc(Layer& a, int l) {
+        if constexpr (kCanFp8) {
+            if (settings.fp8) {
+                linear(a.fch, nullptr, kFcw, l);  // (N,4C)
+                return gelu_e4m3(fp8_input(kFcprojw, l), a.fch, fp8_rows(), 4 * C, stream);
+            }
+        }
         matmul.forward_gelu(a.fch_gelu, a.fch, a.ln2.out, param(kFcw, l), param(kFcb, l), N, C, 4 * C,
                             stream);  // (N,4C)
     }
@@ -218,7 +280,17 @@ private:
             forward_attention(a, l);
             normalise(a.ln2, kLn2w, l, residual, a.residual2);
         }
-        if (settings.recompute != Recompute::kNone) { forward_fc(a, l); }
+        if (settings.recompute != Recompute::kNone) {
+            if (settings.fp8 && settings.recompute != Recompute::kBlock) {
+                normalise(a.ln2, kLn2w, l, a.residual2);
+            }
+            forward_fc(a, l);
+        }
+        if (settings.fp8) {
+            backward_linears_fp8(a, l);
+            layernorm_gradient(a.ln1, kLn1w, l, residual, l > 0 ? grad(kFcprojb, l - 1) : nullptr);
+            return;
+        }
 
         weight_gradient(kFcprojw, l, mem.dresidual, a.fch_gelu, &dresidual_read);
         before_writing(dwide_read);
@@ -234,6 +306,68 @@ private:
         weight_gradient(kQkvw, l, mem.dwide, a.ln1.out, &dwide_read);
         input_gradient(mem.dproj, mem.dwide, kQkvw, l);  // (N,C)
         layernorm_gradient(a.ln1, kLn1w, l, residual, l > 0 ? grad(kFcprojb, l - 1) : nullptr);
+    }
+
+    // ---- in FP8
+
+    Fp8Memory::Layer& fp8_layer(int l) { return mem.fp8.layers[l]; }
+    // The kernels take 16 rows together. Those behind N are of the batch before; they change no other row, and training has
+    // none of them.
+    int64_t fp8_rows() const { return (N + 15) / 16 * 16; }
+    Fp8Output fp8_input(int weight, int l) {
+        return mem.fp8.output(mem.fp8.input, fp8_layer(l).input_t[fp8_linear(weight)], Fp8Role::kInput,
+                              weight, l, fp8_counts);
+    }
+    void cast_weights(int l) {
+        if constexpr (kCanFp8) {
+            for (int i = 0; i < kFp8Linears; i++) {
+                const int weight = kFp8Weights[i];
+                const Fp8Output out = mem.fp8.output(fp8_layer(l).weight[i], fp8_layer(l).weight_t[i],
+                                                     Fp8Role::kWeight, weight, l, fp8_counts);
+                cast_e4m3(out, param(weight, l), rows(weight), cols(weight), stream);
+            }
+        }
+    }
+    // of a linear layer's output: the gradient's rows, and its columns to transposed
+    Fp8Output fp8_gradient(int weight, int l, uint8_t* transposed) {
+        return mem.fp8.output(mem.fp8.gradient, transposed, Fp8Role::kGradient, weight, l, true);
+    }
+    void input_gradient_fp8(T* dinp, int weight, int l) {
+        using enum Fp8Role;
+        matmul.backward_input(dinp, mem.fp8.matrix(mem.fp8.gradient, kGradient, weight, l),
+                              mem.fp8.matrix(fp8_layer(l).weight_t[fp8_linear(weight)], kWeight, weight, l),
+                              N, cols(weight), rows(weight), stream);
+    }
+    void weight_gradient_fp8(int weight, int l, const uint8_t* dout_t, const uint8_t* inp_t) {
+        using enum Fp8Role;
+        matmul.backward_weight(grad(weight, l), mem.fp8.matrix(dout_t, kGradient, weight, l),
+                               mem.fp8.matrix(inp_t, kInput, weight, l), N, cols(weight), rows(weight),
+                               adding, stream);
+    }
+    // As the rest of backward_block(), up to the gradient of ln1's output. The gradient of fcproj's weight waits for GELU's
+    // output.
+    void backward_linears_fp8(Layer& a, int l) {
+        if constexpr (kCanFp8) {
+            using enum Fp8Role;
+            Fp8Memory& m = mem.fp8;
+            const Fp8ColumnSums<Grad> none{}, fcb_sums{grad(kFcb, l), mem.scratch, adding};
+            cast_e5m2(fp8_gradient(kFcprojw, l, m.dresidual_t), none, mem.dresidual, N, C, stream);
+            input_gradient_fp8(mem.dwide, kFcprojw, l);  // (N,4C)
+            gelu_backward_e5m2(fp8_gradient(kFcw, l, m.gradient_t),
+                               m.output(nullptr, m.input, kInput, kFcprojw, l, false), fcb_sums, mem.dwide,
+                               a.fch, N, 4 * C, stream);
+            weight_gradient_fp8(kFcprojw, l, m.dresidual_t, m.input);
+            weight_gradient_fp8(kFcw, l, m.gradient_t, fp8_layer(l).input_t[fp8_linear(kFcw)]);
+            input_gradient_fp8(mem.dproj, kFcw, l);  // (N,C)
+            layernorm_gradient(a.ln2, kLn2w, l, a.residual2, grad(kAttprojb, l));
+            cast_e5m2(fp8_gradient(kAttprojw, l, m.dresidual_t), none, mem.dresidual, N, C, stream);
+            weight_gradient_fp8(kAttprojw, l, m.dresidual_t, fp8_layer(l).input_t[fp8_linear(kAttprojw)]);
+            input_gradient_fp8(mem.dproj, kAttprojw, l);  // (N,C)
+            attention_gradient(a, l);
+            cast_e5m2(fp8_gradient(kQkvw, l, m.gradient_t), none, mem.dwide, N, 3 * C, stream);
+            weight_gradient_fp8(kQkvw, l, m.gradient_t, fp8_layer(l).input_t[fp8_linear(kQkvw)]);
+            input_gradient_fp8(mem.dproj, kQkvw, l);  // (N,C)
+        }
     }
 };
 

@@ -90,6 +90,12 @@ public:
         }
         decide_step(state_.decision, state_.loss_sum, state_.squares, inputs, stream_);
     }
+    // Every rank has n floats of its own in its row of (ranks,n); then all have all of them.
+    void share_rows(const char* what, float* rows, int64_t n) {
+        std::vector<int64_t> begins;
+        for (int r = 0; r <= shares_.ranks; r++) { begins.push_back(r * n); }
+        exchange([this, what, rows, begins] { all_gather(what, rows, begins); });
+    }
     void update(const StepInputs* inputs, const AdamWConstants& constants) {
         auto step = [&](const auto* grads, int64_t first, int64_t end) {
             if (first == end) { return; }
@@ -256,7 +262,8 @@ private:
 
     // ---- exchanges
 
-    void all_gather(const char* what, double* whole, const std::vector<int64_t>& begins) const {
+    template <typename X>
+    void all_gather(const char* what, X* whole, const std::vector<int64_t>& begins) const {
         Parts<std::byte> in;
         for (size_t r = 0; r + 1 < begins.size(); r++) {
             in.push_back(bytes(whole + begins[r], begins[r + 1] - begins[r]));

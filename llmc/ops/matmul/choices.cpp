@@ -47,6 +47,8 @@ void for_each_member(Choice& c, const Visit& visit) {
 MatmulChoice choice_of(const JsonValue& from, const std::string& what) {
     MatmulChoice c;
     for_each_member(c, [&]<typename T>(const char* name, T& to) { to = member<T>(from, name, what); });
+    if (const auto* second = json_get<int64_t>(from, "second")) { c.kind.second = *second; }
+    if (const auto* fast = json_get<bool>(from, "fast")) { c.kind.fast = *fast; }
     if (c.kind.m < 1 || c.kind.n < 1 || c.kind.k < 1) { fail(what, "\"m\", \"n\" or \"k\" is below 1"); }
     const auto& digits = member<std::string>(from, "algorithm", what);
     if (digits.size() != 128 || digits.find_first_not_of("0123456789abcdef") != std::string::npos) {
@@ -66,6 +68,7 @@ std::string to_json(const MatmulChoices& all) {
     for (const MatmulChoice& c : all.choices) {
         JsonValue& product = products.emplace_back();
         for_each_member(c, [&](const char* name, const auto& member) { product[name] = member; });
+        if (c.kind.second != 0) { product.update({{"second", c.kind.second}, {"fast", c.kind.fast}}); }
         std::string algorithm;
         for (uint64_t word : c.algorithm) { algorithm += fmt::format("{:016x}", word); }
         product["algorithm"] = algorithm;

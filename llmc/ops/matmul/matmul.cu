@@ -54,6 +54,13 @@ void Matmul::run(const Product& p, void* d, const void* a, const void* b, double
     way.run(handle_, d, a, b, (float)alpha, (float)beta, c, workspace, stream, bytes);
 }
 
+void Matmul::run(const Product& p, void* d, Fp8Matrix a, Fp8Matrix b, cudaStream_t stream, const void* bias) {
+    matmul::Plan& way = plan(p);
+    way.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a.inverse_scale);
+    way.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b.inverse_scale);
+    run(p, d, a.numbers, b.numbers, stream, bias);
+}
+
 void Matmul::use(const MatmulChoices& choices, const std::string& what) {
     for (const MatmulChoice& choice : choices.choices) { chosen_[choice.kind] = choice.algorithm; }
     chosen_in_ = what;

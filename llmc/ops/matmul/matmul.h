@@ -24,6 +24,7 @@ namespace matmul {
 // cuBLASLt's numbers
 template <typename T>
 constexpr int64_t kDataType = std::is_same_v<T, float> ? 0 : 14;
+constexpr int64_t kE4m3 = 28, kE5m2 = 29;
 enum Epilogue : int64_t { kNone = 1, kBias = 4, kGeluAux = 160, kGeluAuxBias = 164, kDGelu = 192 };
 
 // One kind of product: D (m x n) = epilogue(op(A) (m x k) op(B) (k x n)) + beta D, all packed, by columns.
@@ -35,6 +36,8 @@ struct Product {
     int64_t batch = 1;        // products at once; each matrix begins at a multiple of 64 elements
     int64_t usual =
         0;  // unless 0: the batch that cuBLASLt chooses the algorithm for, without splitting a sum
+    int64_t second = 0;  // of FP8 inputs, which have scales: the type of B
+    bool fast = false;   // FP8: sums lose bits, as the tensor cores add them up themselves
     auto operator<=>(const Product&) const = default;
 };
 
@@ -42,6 +45,12 @@ class Plan;
 class Search;
 
 }  // namespace matmul
+
+// A matrix in FP8, and in device memory, at a multiple of 16 bytes, what its numbers are to be multiplied with.
+struct Fp8Matrix {
+    const uint8_t* numbers;
+    const float* inverse_scale;
+};
 
 // ---- The algorithms that ./train_gpt2cu --tune-gemm FILE found fastest for a model's matrix products, and the rule by which one
 // is chosen. FILE is JSON: the machine, and for each kind of product cuBLASLt's own 64 bytes, which only the same version of
@@ -168,6 +177,34 @@ public:
         run(product, dweight, inp, dout, stream);
     }
 
+    // The same three products of FP8 matrices, which Hopper's tensor cores read only with the dimension that is summed over
+    // last: backward needs transposes. inp, weight: e4m3; dout: e5m2. Sizes are multiples of 16. The gradient of a weight
+    // sums over N, too long for what fast sums lose.
+    template <typename T>
+    void forward(T* out, Fp8Matrix inp, Fp8Matrix weight, const T* bias, int64_t N, int C, int OC,
+                 cudaStream_t stream) {
+        Product product{true, false, OC, N, C, matmul::kE4m3, kDataType<T>};
+        product.second = matmul::kE4m3, product.fast = true;
+        if (bias != nullptr) { product.epilogue = matmul::kBias; }
+        run(product, out, weight, inp, stream, bias);
+    }
+    // weight_t (C,OC)
+    template <typename T>
+    void backward_input(T* dinp, Fp8Matrix dout, Fp8Matrix weight_t, int64_t N, int C, int OC,
+                        cudaStream_t stream) {
+        Product product{true, false, C, N, OC, matmul::kE4m3, kDataType<T>};
+        product.second = matmul::kE5m2, product.fast = true;
+        run(product, dinp, weight_t, dout, stream);
+    }
+    // dout_t (OC,N), inp_t (C,N)
+    template <typename Grad>
+    void backward_weight(Grad* dweight, Fp8Matrix dout_t, Fp8Matrix inp_t, int64_t N, int C, int OC,
+                         bool accumulate, cudaStream_t stream) {
+        Product product{true, false, C, OC, N, matmul::kE4m3, kDataType<Grad>};
+        product.second = matmul::kE5m2, product.accumulate = accumulate;
+        run(product, dweight, inp_t, dout_t, stream);
+    }
+
     // any product: d = epilogue(alpha op(a) op(b)) + beta c; c is as d, and may be d. bias, aux: the epilogue's
     void run(const matmul::Product& product, void* d, const void* a, const void* b, double alpha, double beta,
              const void* c, cudaStream_t stream, const void* bias = nullptr, const void* aux = nullptr);
@@ -197,6 +234,8 @@ private:
              const void* bias = nullptr, const void* aux = nullptr) {
         run(p, d, a, b, 1, p.accumulate ? 1 : 0, d, stream, bias, aux);
     }
+    void run(const Product& p, void* d, Fp8Matrix a, Fp8Matrix b, cudaStream_t stream,
+             const void* bias = nullptr);
 
     cublasLtContext* handle_ = nullptr;
     void* workspace_;

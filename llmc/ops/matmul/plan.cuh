@@ -18,7 +18,8 @@ inline void check(cublasStatus_t status, std::source_location at = std::source_l
                 cublasLtGetStatusString(status));
 }
 
-static_assert(kDataType<float> == CUDA_R_32F && kDataType<__nv_bfloat16> == CUDA_R_16BF);
+static_assert(kDataType<float> == CUDA_R_32F && kDataType<__nv_bfloat16> == CUDA_R_16BF &&
+              kE4m3 == CUDA_R_8F_E4M3 && kE5m2 == CUDA_R_8F_E5M2);
 static_assert((int)kNone == CUBLASLT_EPILOGUE_DEFAULT && (int)kBias == CUBLASLT_EPILOGUE_BIAS &&
               (int)kGeluAux == CUBLASLT_EPILOGUE_GELU_AUX && (int)kDGelu == CUBLASLT_EPILOGUE_DGELU &&
               (int)kGeluAuxBias == CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
@@ -41,9 +42,10 @@ public:
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)p.epilogue);
         bool aux = p.epilogue == kGeluAux || p.epilogue == kGeluAuxBias || p.epilogue == kDGelu;
         if (aux) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.m); }
+        if (p.fast) { set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1); }
         int64_t lda = p.transpose_a ? p.k : p.m, ldb = p.transpose_b ? p.n : p.k;
         create(&a_, p.inputs, lda, p.transpose_a ? p.m : p.k, p.batch);
-        create(&b_, p.inputs, ldb, p.transpose_b ? p.k : p.n, p.batch);
+        create(&b_, p.second != 0 ? p.second : p.inputs, ldb, p.transpose_b ? p.k : p.n, p.batch);
         create(&d_, p.output, p.m, p.n, p.batch);
         if (p.usual == 0) {
             if (auto first = candidates(handle, 1); !first.empty()) { choose(first.front()); }
