@@ -8,9 +8,9 @@ not depend on them. A step is everything from tokens to updated weights. The ord
 PyTorch, program, each a process of its own that trains for 10 seconds before the steps that count; the figure is the
 median over all of a side's steps.
 
-    dev/bench/bench_training.py [--model d12 --batch 64] [--tune-gemm] [--json FILE]
+    dev/bench/bench_training.py [--model d12 --batch 64] [--tune-gemm] [--fp8] [--json FILE]
 
---json FILE: the row is added to FILE, in place of an older one of the same model, batch and --tune-gemm. Not if PyTorch is
+--json FILE: the row is added to FILE, in place of an older one of the same model, batch, --tune-gemm and --fp8. Not if PyTorch is
 slower here than it can be (SLOWEST below): then something is wrong with it, and the comparison does not count; exit 1.
 """
 import datetime
@@ -105,6 +105,7 @@ def program_steps(a, folder):
     out = tempfile.mkdtemp(dir=folder)
     command = [ROOT + "/train_gpt2cu", "--model", a.model, "--batch", str(a.batch), "--seq-len", str(LENGTH), "--train-data",
                folder + "/tokens.bin", *"--val-data none --sample-every 0 --steps 1000000 --out".split(), out]
+    command += ["--fp8"] if a.fp8 else []
     command += ["--tune-gemm", os.path.join(folder, "products.json")] if a.tune_gemm else []
 
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as program:
@@ -135,6 +136,7 @@ def main():
     p.add_argument("--model", default="d12", help="d12 (124M), d24, d36, d48 (1558M), or another dN")
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--tune-gemm", action="store_true", help="the program's first run searches the fastest products")
+    p.add_argument("--fp8", action="store_true", help="the program's blocks in FP8")
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args()
     layers = int(a.model[1:])
@@ -156,6 +158,7 @@ def main():
     row = {"model": name, "batch": a.batch, "tune_gemm": a.tune_gemm, "plumb": summary(ours, a),
            "pytorch": summary(theirs, a), "ratio": f"{statistics.median(theirs) / statistics.median(ours):.3f}",
            "attention": facts["attention"], "pytorch_gib": f"{facts['gib']:.1f}", "date": datetime.date.today().isoformat()}
+    row |= {"fp8": True} if a.fp8 else {}
     print(json.dumps(row))
     rate = float(row["pytorch"]["tokens_per_s"])
     for (model, batch, gpu), slowest in SLOWEST.items():
@@ -164,8 +167,8 @@ def main():
                              "The comparison does not count; nothing is written. Is something else using the GPU?")
     if a.json:
         add_rows(a.json, {"gpu": facts["gpu"], "cuda": torch.version.cuda, "pytorch": torch.__version__,
-                          "command": "dev/bench/bench_training.py --model dN --batch B [--tune-gemm]"},
-                 [row], "model", "batch", "tune_gemm")
+                          "command": "dev/bench/bench_training.py --model dN --batch B [--tune-gemm] [--fp8]"},
+                 [row], "model", "batch", "tune_gemm", "fp8")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
 #include "llmc/host/base/text.h"
 #include "llmc/host/options/choices.h"
 #include "llmc/host/tokens/dataloader.h"
+#include "llmc/model/fp8_tensors.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/step_params.h"
 
@@ -19,8 +20,8 @@ namespace llmc {
 
 class Comm;
 
-// the optimizer's copies of a parameter tensor
-enum class State { kParameter, kFirstMoment, kSecondMoment };
+// the optimizer's copies of a parameter tensor; and as if it were one of tensor 0, fp8_maxima() of fp8_tensors.h
+enum class State { kParameter, kFirstMoment, kSecondMoment, kFp8Maxima };
 
 // How a model computes; one that has no such choice refuses what is not the default.
 // The gradient of a step is defined by `groups`, whatever the number of ranks: group g of G has the
@@ -31,13 +32,13 @@ struct ModelSettings {
     bool tf32 = false;             // fp32 products in TF32
     std::string matmul_file = {};  // algorithms of products, found by --tune-gemm; "" = cuBLASLt's first
     bool graph = true;             // on a GPU a step's launches are recorded once and repeated; same bits
-    bool fp8 = false;              // products of the blocks' linear layers, with bf16 (model/gpu/fp8_blocks.cuh)
-    bool muon = false;             // for the blocks' matrices (llmc/ops/muon/muon.h)
-    int ranks = 1;                 // must divide groups
-    int groups = 1;                // of micro-batches
-    bool shard = true;             // each rank has a share of the optimizer's state only (ZeRO-1)
-    int local_ranks = 1;           // that share this host's memory
-    Comm* comm = nullptr;          // of that many ranks; null if there is one, and for plan()
+    bool fp8 = false;      // products of the blocks' linear layers (fp8_tensors.h); on a GPU with bf16
+    bool muon = false;     // for the blocks' matrices (llmc/ops/muon/muon.h)
+    int ranks = 1;         // must divide groups
+    int groups = 1;        // of micro-batches
+    bool shard = true;     // each rank has a share of the optimizer's state only (ZeRO-1)
+    int local_ranks = 1;   // that share this host's memory
+    Comm* comm = nullptr;  // of that many ranks; null if there is one, and for plan()
 };
 
 struct StepResult {
@@ -45,6 +46,7 @@ struct StepResult {
     float loss = 0;        // mean over the targets of all micro-batches, nats
     float grad_norm = 0;   // before clipping
     bool skipped = false;  // loss or norm was not finite or an outlier, or the gradient too long: no update
+    Fp8Saturated saturated = {};
     std::chrono::steady_clock::time_point done;  // when the step was complete, however late it is asked for
 };
 
@@ -114,7 +116,8 @@ public:
     virtual void load(State state, int tensor, int64_t first, std::span<const float> values) = 0;
     // may overwrite gradients, as may init() and gather(): bf16 parameters pass through their memory
     virtual void save(State state, int tensor, int64_t first, std::span<float> values) const = 0;
-    // whether its optimizer has that: Muon's tensors have no second moment, and none is loaded or saved
+    // Whether it has that: Muon's tensors have no second moment, and none is loaded or saved. Maxima of FP8, loaded behind
+    // the parameters, are for one that computes in it; another takes no notice of them.
     virtual bool holds(State state, int tensor) const = 0;
     // Optimizer steps that happened (skipped ones do not count); set before parameters are loaded, as their rounding
     // depends on it.

@@ -11,11 +11,11 @@ namespace llmc {
 
 namespace {
 
-const char* const kStateNames[] = {"", ", first moment", ", second moment"};
+const char* const kStateNames[] = {"", ", first moment", ", second moment", ", maxima of FP8"};
 
 // "" if all values are numbers that training can go on with, else which is not: "qkvw[17] = nan"
 std::string not_finite(State state, int tensor, int64_t first, std::span<const float> values) {
-    auto good = [&](float x) { return std::isfinite(x) && (state != State::kSecondMoment || x >= 0); };
+    auto good = [&](float x) { return std::isfinite(x) && (state < State::kSecondMoment || x >= 0); };
     auto bad = std::find_if_not(values.begin(), values.end(), good);
     if (bad == values.end()) { return ""; }
     return fmt::format("{}[{}]{} = {:g}", kTensors[tensor].name, (long long)first + (bad - values.begin()),
@@ -31,7 +31,7 @@ void require_finite_input(const std::string& path, State state, int tensor, int6
     throw Error(kExitBadInput,
                 "{}: found {}, expected {} number. The training that made this file had diverged: use "
                 "an earlier one.",
-                path, bad, state == State::kSecondMoment ? "a finite, not negative" : "a finite");
+                path, bad, state >= State::kSecondMoment ? "a finite, not negative" : "a finite");
 }
 
 void require_finite_output(const std::string& path, State state, int tensor, int64_t first,

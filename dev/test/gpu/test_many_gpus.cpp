@@ -73,7 +73,8 @@ int gpus() {
 }  // namespace
 
 TEST_CASE("many GPUs: four groups give the same bits in 1, 2 and 4 ranks") {
-    for (const char* type : {"--dtype fp32 ", "--dtype bf16 ", "--dtype bf16 --grad-dtype bf16 "}) {
+    for (const char* type : {"--dtype fp32 ", "--dtype bf16 ", "--dtype bf16 --grad-dtype bf16 ",
+                             "--dtype bf16 --fp8 --batch 4 "}) {
         CAPTURE(type);
         Place p;
         const std::string run = std::string(type) +

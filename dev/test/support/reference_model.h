@@ -2,7 +2,8 @@
 // double, with the interface of model.h as far as tests need it. It is written apart from both models that
 // ship: a tensor is one array in file order, a layer's copies one after the other. With Rounding::kBf16 every
 // tensor that a model in bf16 keeps in memory is rounded when it is stored; what such a model holds in fp32
-// (sums, statistics, gradients of parameters, master weights, moments) stays as it is.
+// (sums, statistics, gradients of parameters, master weights, moments) stays as it is. kFp8: what the blocks' products read is
+// rounded to FP8; beside bf16 a tensor that is kept in FP8 alone is rounded to that alone.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -16,13 +17,15 @@
 #include <vector>
 
 #include "llmc/host/base/error.h"
+#include "llmc/host/base/fp8.h"
 #include "llmc/model/cpu/reference.h"
+#include "llmc/model/fp8_tensors.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 
 namespace llmc {
 
-enum class Rounding { kNone, kBf16 };
+enum class Rounding { kNone, kBf16, kFp8, kFp8AndBf16 };
 
 // x in bf16, to nearest, ties to even: a float whose low 16 bits are zero
 inline float nearest_bf16(float x) {
@@ -49,6 +52,7 @@ public:
     ReferenceModel(const GPT2Config& config, int B, int T, Rounding rounding = Rounding::kNone,
                    bool muon = false)
         : config_(config), rounding_(rounding), muon_(muon), B_(B), T_(T), layers_(config.num_layers) {
+        amax_.resize(fp8_tensors(config));
         for (auto* arena : {&weights_, &master_, &m_, &v_, &grads_}) {
             for (int t = 0; t < kNumTensors; t++) { (*arena)[t].resize(tensor_total(config, t)); }
         }
@@ -107,7 +111,7 @@ public:
         bool skipped = !std::isfinite(loss) || !std::isfinite(norm);
         if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
         auto done = std::chrono::steady_clock::now();
-        results_.push_back({params.step, (float)loss, (float)norm, skipped, done});
+        results_.push_back({params.step, (float)loss, (float)norm, skipped, {}, done});
     }
     std::optional<StepResult> poll() {
         if (results_.empty()) { return std::nullopt; }
@@ -131,6 +135,13 @@ public:
     std::span<const Real> logits_last() const {
         return logits().last(config_.padded_vocab_size).first(config_.vocab_size);
     }
+    // FP8: the largest magnitudes since the last call; the passes that follow have scales of them, those before it of a model's
+    // first step, whose micro-batches have up to B T rows
+    std::vector<Real> end_fp8_step() {
+        known_ = amax_;
+        std::ranges::fill(amax_, Real{0});
+        return known_;
+    }
     // what the last forward pass kept
     const Array& encoded() const { return encoded_; }
     const Layer& layer(int l) const { return layers_[l]; }
@@ -141,7 +152,7 @@ private:
 
     // ---- storage
     void store(Array& x) const {  // in place; called when all of x is computed
-        if (rounding_ == Rounding::kNone) { return; }
+        if (rounding_ == Rounding::kNone || rounding_ == Rounding::kFp8) { return; }
         for (Real& value : x) { value = nearest_bf16((float)value); }
     }
     static Real* sized(Array& x, int64_t n) {
@@ -151,6 +162,26 @@ private:
     void set_weights(int tensor) {
         weights_[tensor] = master_[tensor];
         store(weights_[tensor]);
+    }
+    bool fp8() const { return rounding_ == Rounding::kFp8 || rounding_ == Rounding::kFp8AndBf16; }
+    bool in_fp8(int tensor) const { return fp8() && is_block_matrix(tensor); }
+    // n numbers in FP8, or as they are
+    Array operand(Fp8Role role, int tensor, int layer, const Real* x, int64_t n) {
+        Array out(x, x + n);
+        if (!in_fp8(tensor)) { return out; }
+        const int64_t place = fp8_place(config_, role, tensor, layer);
+        const bool gradient = role == Fp8Role::kGradient;
+        Real largest = 0;
+        for (Real value : out) { largest = std::max(largest, std::fabs(value)); }
+        amax_[place] = std::max(amax_[place], largest);
+        const Real known = !known_.empty() ? known_[place] : role == Fp8Role::kWeight ? largest : 0;
+        const float scale = known > 0 ? fp8_scale(gradient ? kMostE5m2 : kMostE4m3, (float)known)
+                                      : first_fp8_scale(role, (int64_t)B_ * T_);
+        for (Real& value : out) {
+            const float scaled = (float)value * scale;
+            value = (Real)((gradient ? from_e5m2(to_e5m2(scaled)) : from_e4m3(to_e4m3(scaled))) / scale);
+        }
+        return out;
     }
     Arena& arena(State state) {
         return state == State::kParameter ? master_ : state == State::kFirstMoment ? m_ : v_;
@@ -180,18 +211,23 @@ private:
     Real* grad(int tensor, int layer) { return grads_[tensor].data() + tensor_size(config_, tensor) * layer; }
 
     // ---- layers, named by their weight: its bias is the tensor after it. Products are not yet stored.
-    void matmul(Array& out, const Array& inp, int tensor, int layer) const {
+    void matmul(Array& out, const Array& inp, int tensor, int layer) {
         int OC = kTensors[tensor].rows(config_), C = kTensors[tensor].cols(config_);
         int64_t N = (int64_t)inp.size() / C;
         const Real* bias = tensor == kWte ? nullptr : weight(tensor + 1, layer);
-        matmul_forward_cpu(sized(out, N * OC), inp.data(), weight(tensor, layer), bias, N, C, OC);
+        const Array x = operand(Fp8Role::kInput, tensor, layer, inp.data(), N * C),
+                    w = operand(Fp8Role::kWeight, tensor, layer, weight(tensor, layer), (int64_t)OC * C);
+        matmul_forward_cpu(sized(out, N * OC), x.data(), w.data(), bias, N, C, OC);
     }
     void matmul_backward(Array& dinp, const Array& dout, const Array& inp, int tensor, int layer) {
         int OC = kTensors[tensor].rows(config_), C = kTensors[tensor].cols(config_);
         int64_t N = (int64_t)inp.size() / C;
-        Real* dbias = tensor == kWte ? nullptr : grad(tensor + 1, layer);
-        matmul_backward_cpu(sized(dinp, N * C), grad(tensor, layer), dbias, dout.data(), inp.data(),
-                            weight(tensor, layer), N, C, OC);
+        const Array x = operand(Fp8Role::kInput, tensor, layer, inp.data(), N * C),
+                    w = operand(Fp8Role::kWeight, tensor, layer, weight(tensor, layer), (int64_t)OC * C),
+                    d = operand(Fp8Role::kGradient, tensor, layer, dout.data(), N * OC);
+        matmul_backward_cpu(sized(dinp, N * C), grad(tensor, layer), (Real*)nullptr, d.data(), x.data(),
+                            w.data(), N, C, OC);
+        if (tensor != kWte) { bias_backward_cpu(grad(tensor + 1, layer), dout.data(), N, OC, OC); }
     }
     void add(Array& residual, const Array& stream, const Array& branch) const {
         residual.resize(stream.size());
@@ -203,7 +239,7 @@ private:
         int64_t N = (int64_t)residual.size() / C;
         layernorm_forward_cpu(sized(ln.out, N * C), sized(ln.mean, N), sized(ln.rstd, N), residual.data(),
                               weight(tensor, layer), weight(tensor + 1, layer), N, C, kLayernormEps);
-        store(ln.out);
+        if (!fp8() || tensor == kLnfw) { store(ln.out); }
     }
     void normalise_backward(Array& dresidual, const Array& dout, const Array& residual, const Norm& ln,
                             int tensor, int layer) {
@@ -235,8 +271,9 @@ private:
             add(a.residual2, *residual, proj);
             normalise(a.ln2, a.residual2, kLn2w, l);
             matmul(a.fch, a.ln2.out, kFcw, l);
+            if (fp8()) { store(a.fch); }  // a kernel of its own reads it
             gelu_forward_cpu(sized(a.gelu, 4 * N * C), a.fch.data(), 4 * N * C);  // before it is rounded
-            store(a.gelu);
+            if (!fp8()) { store(a.gelu); }
             store(a.fch);
             matmul(proj, a.gelu, kFcprojw, l);
             store(proj);
@@ -261,8 +298,9 @@ private:
         for (int l = L - 1; l >= 0; l--) {
             Layer& a = layers_[l];
             matmul_backward(dwide, dresidual, a.gelu, kFcprojw, l);
+            if (fp8()) { store(dwide); }
             gelu_backward_cpu(dwide.data(), dwide.data(), a.fch.data(), 4 * N * C);  // of the exact product
-            store(dwide);
+            if (!fp8()) { store(dwide); }
             matmul_backward(dproj, dwide, a.ln2.out, kFcw, l);
             store(dproj);
             normalise_backward(dresidual, dproj, a.residual2, a.ln2, kLn2w, l);
@@ -306,7 +344,7 @@ private:
     int B_, T_;
     Arena weights_, master_, m_, v_, grads_;
     std::vector<Layer> layers_;
-    Array encoded_, logits_;
+    Array encoded_, logits_, amax_, known_;
     Norm lnf_;
     std::vector<float> losses_;
     std::vector<int32_t> predicted_;

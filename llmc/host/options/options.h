@@ -30,7 +30,7 @@ struct Options {
     int max_seq_len = 0;  // 0 = seq_len, or what the model file says
     FloatType dtype = FloatType::kAuto, grad_dtype = FloatType::kFp32;  // parse_options resolves auto
     Recompute recompute = Recompute::kNone;
-    bool tf32 = false;
+    bool tf32 = false, fp8 = false;
 
     int batch = 4, seq_len = 256;
     int64_t total_batch = 0;                                 // 0 = one micro-batch

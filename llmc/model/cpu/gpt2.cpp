@@ -43,6 +43,7 @@ MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T, const ModelSettings&
     double layer = BT * (double)(16 * C + 4 + c.num_heads);
     double around = BT * (double)(2 * C + 2 + c.padded_vocab_size + 2 + 3 * C + 4 * C) +
                     (double)attention_scratch_blas(T);
+    if (settings.fp8) { around += BT * (double)(8 * C) + 4.0 * (double)(C * C); }  // of one layer, rounded
     MemoryPlan plan;
     plan.parameters = parameters;
     const StateShares shares(c, settings);
@@ -88,6 +89,7 @@ GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& se
     predicted_.resize(BT);
     dwide_.resize(BT * 4 * C);
     scratch_.resize(attention_scratch_blas(T));
+    if (settings.fp8) { fp8_.emplace(config, BT); }
 }
 
 void GPT2Cpu::init(uint64_t seed) {
@@ -101,9 +103,16 @@ void GPT2Cpu::init(uint64_t seed) {
         std::ranges::fill(states_[(int)moment], 0.0f);
     }
     updates_ = 0;
+    fp8_restored_ = fp8_ready_ = false;
 }
 
 void GPT2Cpu::load(State state, int tensor, int64_t first, std::span<const float> values) {
+    fp8_restored_ = state == State::kFp8Maxima || (fp8_restored_ && state != State::kParameter);
+    fp8_ready_ = false;
+    if (state == State::kFp8Maxima) {
+        if (fp8_) { std::ranges::copy(values, fp8_->maxima().subspan((size_t)first, values.size()).begin()); }
+        return;
+    }
     for_each_piece(config_, layout_of(state), tensor, first, (int64_t)values.size(),
                    [&](int64_t at, int64_t from, int64_t n) {
                        auto copy = [&](const SharePart& part) {
@@ -119,6 +128,10 @@ void GPT2Cpu::load(State state, int tensor, int64_t first, std::span<const float
 }
 
 void GPT2Cpu::save(State state, int tensor, int64_t first, std::span<float> values) const {
+    if (state == State::kFp8Maxima) {
+        std::ranges::copy(fp8_->maxima().subspan((size_t)first, values.size()), values.begin());
+        return;
+    }
     const bool share = sums_.shares().shard && state != State::kParameter;
     const auto& arena = (share ? gathered_ : states_)[(int)state];
     require((int64_t)arena.size() == layout_of(state).size(), "GPT2Cpu: gather() before save() of moments");
@@ -133,15 +146,51 @@ void GPT2Cpu::save_gradient(int tensor, int64_t first, std::span<float> values) 
 // agree on a stop between micro-batches.
 bool GPT2Cpu::stopping() const { return training_ && settings_.ranks == 1 && stop_requested != 0; }
 
+// Scales as GPT2's: without maxima of a checkpoint those of the weights are known, as they are there.
+void GPT2Cpu::prepare_fp8() {
+    if (!fp8_ || fp8_ready_) { return; }
+    fp8_ready_ = true;
+    if (fp8_restored_) { return fp8_->set_scales(); }
+    fp8_->reset((int64_t)B_ * T_);
+    for (int l = 0; l < config_.num_layers; l++) {
+        for (int weight : kFp8Weights) {
+            fp8_->rounded(Fp8Role::kWeight, weight, l,
+                          {param(weight, l), (size_t)tensor_size(config_, weight)}, true);
+        }
+    }
+    fp8_->end_step(nullptr);
+}
+
+// A layer's bias is the tensor behind its weight. out (rows_,OC)
+void GPT2Cpu::linear(float* out, const std::vector<float>& inp, int weight, int l) {
+    const int inner = kTensors[weight].cols(config_), OC = kTensors[weight].rows(config_);
+    const float *x = inp.data(), *w = param(weight, l);
+    if (fp8_) {
+        x = fp8_->rounded(Fp8Role::kInput, weight, l, {x, (size_t)rows_ * inner}, training_);
+        w = fp8_->rounded(Fp8Role::kWeight, weight, l, {w, (size_t)OC * inner}, training_);
+    }
+    matmul_forward_blas(out, OC, x, w, param(weight + 1, l), rows_, inner, OC);
+}
+
+// dinp is written; the bias has the sums of dout as it was before it is rounded
+void GPT2Cpu::linear_backward(float* dinp, const float* dout, const std::vector<float>& inp, int weight,
+                              int l) {
+    const int inner = kTensors[weight].cols(config_), OC = kTensors[weight].rows(config_);
+    const float *x = inp.data(), *w = param(weight, l);
+    if (fp8_) {
+        bias_backward_cpu(grad(weight + 1, l), dout, rows_, OC, OC);
+        x = fp8_->rounded(Fp8Role::kInput, weight, l, {x, (size_t)rows_ * inner}, false);
+        w = fp8_->rounded(Fp8Role::kWeight, weight, l, {w, (size_t)OC * inner}, false);
+        dout = fp8_->rounded(Fp8Role::kGradient, weight, l, {dout, (size_t)rows_ * OC}, true);
+    }
+    matmul_backward_blas(dinp, grad(weight, l), fp8_ ? nullptr : grad(weight + 1, l), dout, OC, x, w, rows_,
+                         inner, OC);
+}
+
 void GPT2Cpu::forward(const Batch& batch) {
     const int B = batch.B, T = batch.T, C = config_.channels, L = config_.num_layers;
     const int64_t N = rows_ = B * T;
     float* proj = proj_.data();
-    // a layer's bias is the tensor behind its weight
-    auto linear = [&](float* out, const std::vector<float>& inp, int weight, int l) {
-        const int inner = kTensors[weight].cols(config_), OC = kTensors[weight].rows(config_);
-        matmul_forward_blas(out, OC, inp.data(), param(weight, l), param(weight + 1, l), N, inner, OC);
-    };
     auto add_and_normalise = [&](Norm& norm, int weight, int l, std::vector<float>& sum, const float* inp) {
         residual_layernorm_forward_cpu(sum.data(), norm.out.data(), norm.mean.data(), norm.rstd.data(), inp,
                                        proj, param(weight, l), param(weight + 1, l), N, C, kLayernormEps);
@@ -178,11 +227,6 @@ void GPT2Cpu::backward(const Batch& batch, double dloss) {
     const int Vp = config_.padded_vocab_size, L = config_.num_layers;
     const int64_t N = rows_;
     float *dresidual = dresidual_.data(), *dproj = dproj_.data(), *dwide = dwide_.data();
-    auto linear = [&](float* dinp, const float* dout, const std::vector<float>& inp, int weight, int l) {
-        const int inner = kTensors[weight].cols(config_), OC = kTensors[weight].rows(config_);
-        matmul_backward_blas(dinp, grad(weight, l), grad(weight + 1, l), dout, OC, inp.data(),
-                             param(weight, l), N, inner, OC);
-    };
     auto layernorm = [&](const Norm& norm, int weight, int l, const std::vector<float>& inp) {
         residual_layernorm_backward_cpu(dresidual, grad(weight, l), grad(weight + 1, l), dproj, inp.data(),
                                         param(weight, l), norm.mean.data(), norm.rstd.data(), N, C);
@@ -195,14 +239,14 @@ void GPT2Cpu::backward(const Batch& batch, double dloss) {
     for (int l = L - 1; l >= 0; l--) {
         if (stopping()) { return; }
         Layer& a = layers_[l];
-        linear(dwide, dresidual, a.fch_gelu, kFcprojw, l);  // (N,4C)
+        linear_backward(dwide, dresidual, a.fch_gelu, kFcprojw, l);  // (N,4C)
         gelu_backward_cpu(dwide, dwide, a.fch.data(), N * 4 * C);
-        linear(dproj, dwide, a.ln2.out, kFcw, l);
+        linear_backward(dproj, dwide, a.ln2.out, kFcw, l);
         layernorm(a.ln2, kLn2w, l, a.residual2);
-        linear(dproj, dresidual, a.atty, kAttprojw, l);
+        linear_backward(dproj, dresidual, a.atty, kAttprojw, l);
         attention_backward_blas(dwide, scratch_.data(), dproj, a.qkv.data(), a.atty.data(), a.lse.data(), B,
                                 T, C, config_.num_heads);
-        linear(dproj, dwide, a.ln1.out, kQkvw, l);  // dwide holds dqkv (N,3C) here
+        linear_backward(dproj, dwide, a.ln1.out, kQkvw, l);  // dwide holds dqkv (N,3C) here
         layernorm(a.ln1, kLn1w, l, l == 0 ? encoded_ : layers_[l - 1].residual3);
     }
     encoder_backward_cpu(grad(kWte), grad(kWpe), dresidual, batch.tokens.data(), B, T, C);
@@ -218,6 +262,7 @@ double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches) {
 // The gradients of a group and the sum of its losses. False: a stop was asked for; last: of the groups of a step.
 bool GPT2Cpu::add_gradients(std::span<const Batch> micro_batches, bool last, double dloss, double* loss) {
     std::fill(grads_.begin(), grads_.end(), 0.0f);
+    prepare_fp8();
     *loss = 0;
     training_ = true;
     for (const Batch& batch : micro_batches) {
@@ -254,8 +299,9 @@ bool GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParam
     bool skipped = !std::isfinite((float)loss) || !std::isfinite((float)norm) || too_long ||
                    is_outlier(params, (float)loss, (float)norm);
     if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
+    const Fp8Saturated saturated = fp8_ ? fp8_->end_step(settings_.comm) : Fp8Saturated();
     auto done = std::chrono::steady_clock::now();
-    results_.push_back({params.step, (float)loss, (float)norm, skipped, done});
+    results_.push_back({params.step, (float)loss, (float)norm, skipped, saturated, done});
     return true;
 }
 
@@ -325,6 +371,7 @@ std::optional<StepResult> GPT2Cpu::poll() {
 
 Evaluation GPT2Cpu::evaluate(const Batch& batch) {
     require_batch(config_, B_, T_, batch);
+    prepare_fp8();
     training_ = false;
     forward(batch);
     return {std::span(losses_).first(rows_), std::span(predicted_).first(rows_)};

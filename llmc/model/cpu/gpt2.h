@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/model/cpu/blas.h"
+#include "llmc/model/cpu/fp8_rounding.h"
 #include "llmc/model/cpu/gradient_sums.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
@@ -23,7 +24,9 @@ public:
     void init(uint64_t seed) override;
     void load(State state, int tensor, int64_t first, std::span<const float> values) override;
     void save(State state, int tensor, int64_t first, std::span<float> values) const override;
-    bool holds(State state, int tensor) const override { return layout_of(state).holds(tensor); }
+    bool holds(State state, int tensor) const override {
+        return state == State::kFp8Maxima ? fp8_ && tensor == 0 : layout_of(state).holds(tensor);
+    }
     static std::shared_ptr<void> page_lock(std::span<float>) { return nullptr; }
     int64_t updates() const override { return updates_; }
     void set_updates(int64_t n) override { updates_ = n; }
@@ -64,6 +67,9 @@ private:
         return values(State::kParameter) + layout_.offset(tensor, layer);
     }
     float* grad(int tensor, int layer = 0) { return grads_.data() + layout_.offset(tensor, layer); }
+    void linear(float* out, const std::vector<float>& inp, int weight, int l);
+    void linear_backward(float* dinp, const float* dout, const std::vector<float>& inp, int weight, int l);
+    void prepare_fp8();                               // before a pass with parameters that were loaded
     bool stopping() const;                            // is this a training pass that a signal has ended?
     void forward(const Batch& batch);                 // fills the activations, up to logits_ and losses_
     void backward(const Batch& batch, double dloss);  // adds to the gradients; overwrites logits_
@@ -87,8 +93,10 @@ private:
     std::vector<float> encoded_, logits_, losses_, scratch_;  // scratch_: attention's
     std::vector<float> proj_, dresidual_, dproj_, dwide_;     // (BT,C), (BT,C), (BT,C), (BT,4C)
     std::vector<int32_t> predicted_;
-    bool training_ = false;  // are forward() and backward() part of a step?
-    int rows_ = 0;           // B * T of the last forward
+    std::optional<Fp8Rounding> fp8_;
+    bool fp8_restored_ = false, fp8_ready_ = false;  // are maxima those of a checkpoint? Are there scales?
+    bool training_ = false;                          // are forward() and backward() part of a step?
+    int rows_ = 0;                                   // B * T of the last forward
     int64_t updates_ = 0;
     std::deque<StepResult> results_;  // not yet asked for, in order
 };

@@ -247,6 +247,7 @@ constexpr const char *kModelFile = "model.safetensors", *kConfigFile = "config.j
                      *kOptimizerFile = "optimizer.safetensors", *kRecordFile = "run.json",
                      *kManifest = "MANIFEST";
 constexpr const char* kFiles[] = {kModelFile, kConfigFile, kOptimizerFile, kRecordFile};  // MANIFEST's lines
+constexpr const char* kMaximaName = "fp8_maxima";
 constexpr int64_t kMostManifestBytes = 1 << 16, kMostRecordBytes = 1 << 24;
 
 // visit(tensor, first, values) for all tensors in file order, in pieces; values: room for them
@@ -350,7 +351,11 @@ struct Moment {
     SafetensorsTensor stored;  // "first_moment.qkvw"
 };
 
-std::vector<Moment> moments_of(const GPT2Config& c, Optimizer optimizer) {
+int64_t elements_of(const GPT2Config& c, const Moment& moment) {
+    return moment.state == State::kFp8Maxima ? fp8_maxima(c) : tensor_total(c, moment.tensor);
+}
+
+std::vector<Moment> moments_of(const GPT2Config& c, Optimizer optimizer, bool fp8) {
     std::vector<Moment> moments;
     for (const auto& [state, name] :
          {std::pair(State::kFirstMoment, "first_moment."), {State::kSecondMoment, "second_moment."}}) {
@@ -363,12 +368,15 @@ std::vector<Moment> moments_of(const GPT2Config& c, Optimizer optimizer) {
             moments.push_back({state, t, {std::string(name) + kTensors[t].name, shape}});
         }
     }
+    if (fp8) {
+        moments.push_back({State::kFp8Maxima, 0, {kMaximaName, {3, c.num_layers, kFp8Linears, kFp8History}}});
+    }
     return moments;
 }
 
-Digest write_optimizer_file(const std::string& path, const GPT2Config& config, Optimizer optimizer,
+Digest write_optimizer_file(const std::string& path, const GPT2Config& config, const TrainingState& run,
                             const ReadTensor& read) {
-    const std::vector<Moment> moments = moments_of(config, optimizer);
+    const std::vector<Moment> moments = moments_of(config, run.optimizer, run.fp8);
     std::vector<SafetensorsTensor> tensors(moments.size());
     std::ranges::transform(moments, tensors.begin(), &Moment::stored);
     return write_safetensors(
@@ -452,15 +460,15 @@ std::string checkpoint_name(const std::string& run_folder, int64_t step) {
     return fmt::format("{}/step_{:08}", run_folder, step);
 }
 
-int64_t state_elements(const GPT2Config& config, Optimizer optimizer) {
+int64_t state_elements(const GPT2Config& config, Optimizer optimizer, bool fp8) {
     int64_t n = file_elements(config);
-    for (const Moment& moment : moments_of(config, optimizer)) { n += tensor_total(config, moment.tensor); }
+    for (const Moment& moment : moments_of(config, optimizer, fp8)) { n += elements_of(config, moment); }
     return n;
 }
 
-int64_t checkpoint_bytes(const GPT2Config& config, Optimizer optimizer) {
+int64_t checkpoint_bytes(const GPT2Config& config, Optimizer optimizer, bool fp8) {
     const int64_t padding = file_elements(config) - num_parameters(config);
-    return (state_elements(config, optimizer) - 3 * padding) * (int64_t)sizeof(float) + (1 << 16);
+    return (state_elements(config, optimizer, fp8) - 3 * padding) * (int64_t)sizeof(float) + (1 << 16);
 }
 
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const RunRecord& record,
@@ -485,7 +493,7 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
         add(kConfigFile, write_text_file(path(kConfigFile),
                                          hf_config_text(config, FloatType::kFp32,
                                                         known_end ? record.end_of_text : -1, record.kept)));
-        add(kOptimizerFile, write_optimizer_file(path(kOptimizerFile), config, record.state.optimizer, read));
+        add(kOptimizerFile, write_optimizer_file(path(kOptimizerFile), config, record.state, read));
         add(kRecordFile, write_text_file(path(kRecordFile), to_json(record)));
         write_text_file(path(kManifest), manifest);
         move_into_place(temporary, name);
@@ -545,7 +553,8 @@ Checkpoint::Checkpoint(const std::string& folder)
                     optimizer_.path(), what, found, expected, kModelFile);
     };
     record_.kept = model_.facts().kept;
-    const std::vector<Moment> moments = moments_of(config(), record_.state.optimizer);
+    record_.state.fp8 = optimizer_.find(kMaximaName) != nullptr;
+    const std::vector<Moment> moments = moments_of(config(), record_.state.optimizer, record_.state.fp8);
     for (const auto& [state, tensor, stored] : moments) {
         SafetensorsEntry expected;
         expected.shape = stored.shape;
@@ -554,7 +563,7 @@ Checkpoint::Checkpoint(const std::string& folder)
         if (found->shape != stored.shape || found->type != TensorType::kF32) {
             fail(stored.name, found->type_text + " " + found->shape_text(), "F32 " + expected.shape_text());
         }
-        moments_[state == State::kSecondMoment][tensor] = found;
+        (state == State::kFp8Maxima ? maxima_ : moments_[state == State::kSecondMoment][tensor]) = found;
     }
     if (optimizer_.entries().size() != moments.size()) {
         fail("tensors", std::to_string(optimizer_.entries().size()), std::to_string(moments.size()));
@@ -570,10 +579,13 @@ void Checkpoint::read(State state, int tensor, int64_t first, std::span<float> v
     if (parameter) {
         model_.read(tensor, first, values);
     } else {
-        require(holds(state, tensor), "a second moment that --optimizer muon does not have");
-        const SafetensorsEntry& from = *moments_[state == State::kSecondMoment][tensor];
+        require(holds(state, tensor),
+                "a second moment that --optimizer muon does not have, or maxima of a run without --fp8");
+        const Moment which{state, tensor, {}};
+        const SafetensorsEntry& from =
+            *(state == State::kFp8Maxima ? maxima_ : moments_[state == State::kSecondMoment][tensor]);
         const auto count = (int64_t)values.size();
-        require(first >= 0 && first <= tensor_total(config(), tensor) - count, "range outside of the tensor");
+        require(first >= 0 && first <= elements_of(config(), which) - count, "range outside of the tensor");
         const int64_t there = std::clamp<int64_t>(from.elements - first, 0, count);
         optimizer_.read(from, there > 0 ? first : 0, values.first((size_t)there));
         std::fill(values.begin() + there, values.end(), 0.0f);
@@ -589,6 +601,10 @@ void load_checkpoint(const Checkpoint& checkpoint, const WriteTensor& write) {
             write(state, tensor, first, values);
         });
     }
+    if (!checkpoint.holds(State::kFp8Maxima, 0)) { return; }
+    std::vector<float> maxima((size_t)fp8_maxima(checkpoint.config()));
+    checkpoint.read(State::kFp8Maxima, 0, 0, maxima);
+    write(State::kFp8Maxima, 0, 0, maxima);
 }
 
 }  // namespace llmc

@@ -6,7 +6,8 @@
 //     optimizer.safetensors            first_moment.T and second_moment.T of each of the 16 tensors T in file
 //                                      order, (layers, rows, cols), without the padding of the vocabulary: an
 //                                      element has its place whatever machine or number of GPUs wrote it. Of
-//                                      Muon's tensors there is no second moment
+//                                      Muon's tensors there is no second moment. Of a run in FP8 fp8_maxima
+//                                      (3, layers, 4, steps): model/fp8_tensors.h
 //     run.json                         all else: RunRecord
 //     tokenizer.json and others        as transformers' AutoTokenizer loads them, if the run has a tokenizer
 //     MANIFEST                         written last: size and XXH3 of each file
@@ -113,6 +114,7 @@ struct TrainingState {
     // what else decides which data a step sees
     int64_t seq_len = 0, rows_per_step = 0;
     Optimizer optimizer = Optimizer::kAdamW;  // not auto: which moments there are
+    bool fp8 = false;  // whether there are maxima of FP8; not in run.json but optimizer.safetensors
 };
 
 // a validation of a run
@@ -194,10 +196,10 @@ inline bool has_state(Optimizer optimizer, State state, int tensor) {
 // run_folder/step_%08d
 std::string checkpoint_name(const std::string& run_folder, int64_t step);
 
-// values of a training state: of the parameters and of the moments that this optimizer has
-int64_t state_elements(const GPT2Config& config, Optimizer optimizer);
+// values of a training state: of the parameters, of the moments that this optimizer has, and FP8's maxima
+int64_t state_elements(const GPT2Config& config, Optimizer optimizer, bool fp8 = false);
 // bytes that a checkpoint takes on disk, to within some KiB
-int64_t checkpoint_bytes(const GPT2Config& config, Optimizer optimizer = Optimizer::kAdamW);
+int64_t checkpoint_bytes(const GPT2Config& config, Optimizer optimizer = Optimizer::kAdamW, bool fp8 = false);
 
 // behind the name of a checkpoint that a newer one of the same step is about to replace: take_back_replaced() in run/folder.h
 constexpr const char* kReplaced = ".replaced";
@@ -234,7 +236,10 @@ public:
     explicit Checkpoint(const std::string& folder);
     const GPT2Config& config() const { return model_.config(); }
     const RunRecord& record() const { return record_; }
-    bool holds(State state, int tensor) const { return has_state(record_.state.optimizer, state, tensor); }
+    bool holds(State state, int tensor) const {
+        return state == State::kFp8Maxima ? maxima_ != nullptr && tensor == 0
+                                          : has_state(record_.state.optimizer, state, tensor);
+    }
     // values [first, first + values.size()) of a tensor in file order; the padding of the vocabulary is 0.
     // Throws Error(kExitBadInput) naming the first number that is not finite.
     void read(State state, int tensor, int64_t first, std::span<float> values) const;
@@ -244,6 +249,7 @@ private:
     HfModel model_;
     SafetensorsFile optimizer_;
     const SafetensorsEntry* moments_[2][kNumTensors] = {};
+    const SafetensorsEntry* maxima_ = nullptr;
 };
 
 // all of it, in pieces

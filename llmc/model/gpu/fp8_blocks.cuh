@@ -2,34 +2,26 @@
 // Activations and weights are in e4m3, gradients in e5m2. What is read for a gradient of a weight is there transposed, from the
 // same read: of forward the input of each layer, but for GELU's output, which backward makes again.
 #pragma once
-#include <algorithm>
 #include <array>
 #include <vector>
 
+#include "llmc/cuda/check.cuh"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/layernorm/fp8/layernorm_fp8.h"
+#include "llmc/model/fp8_tensors.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/fp8.h"
-#include "llmc/ops/fp8_scales.h"
 #include "llmc/ops/matmul/matmul.h"
 
 namespace llmc {
-
-// a block's linear layers
-constexpr std::array kFp8Weights = {kQkvw, kAttprojw, kFcw, kFcprojw};
-constexpr int kFp8Linears = std::size(kFp8Weights);
-constexpr int fp8_linear(int weight) {
-    return (int)(std::ranges::find(kFp8Weights, weight) - kFp8Weights.begin());
-}
-// what a linear layer has in FP8: its input, its weight, the gradient of its output
-enum class Fp8Role { kInput, kWeight, kGradient };
 
 struct Fp8Memory {
     struct Layer {
         std::array<uint8_t*, kFp8Linears> input_t{};         // (C,N); of fcproj none
         std::array<uint8_t*, kFp8Linears> weight, weight_t;  // (OC,C), (C,OC)
     };
-    int L = 0, rank = 0;
+    GPT2Config config;
+    int rank = 0;
     std::vector<Layer> layers;
     Fp8Scales scales;
     // Of one layer, in turn: its input (N,4C), in backward GELU's output (4C,N); the gradient of its output (N,4C) and
@@ -40,20 +32,14 @@ struct Fp8Memory {
     // with Recompute::kBlock layers keep nothing for backward, which computes it again
     template <typename Arena>
     Fp8Memory(const GPT2Config& c, int64_t N, const ModelSettings& s, Arena& arena)
-        : L(c.num_layers), rank(s.comm != nullptr ? s.comm->rank() : 0) {
+        : config(c), rank(s.comm != nullptr ? s.comm->rank() : 0) {
         const bool shared = s.recompute == Recompute::kBlock;
         auto take = [&](int64_t n) { return arena.template take<uint8_t>(n); };
         auto floats = [&](int64_t n) { return arena.template take<float>(n); };
-        const int64_t C = c.channels, tensors = (int64_t)kFp8Linears * L;
-        const int64_t n = 3 * tensors;
-        scales = {n,
-                  2 * tensors,
-                  s.ranks,
-                  floats(s.ranks * n),
-                  floats(n * kFp8History),
-                  floats(n),
-                  floats(n * kFp8Inverse)};
-        for (int l = 0; l < L; l++) {
+        const int64_t C = c.channels, n = fp8_tensors(c);
+        scales = {n,         fp8_gradients_from(c),  s.ranks, floats(s.ranks * n), floats(n * kFp8History),
+                  floats(n), floats(n * kFp8Inverse)};
+        for (int l = 0; l < c.num_layers; l++) {
             Layer& layer = layers.emplace_back();
             for (int i = 0; i < kFp8Linears; i++) {
                 const TensorInfo& weight = kTensors[kFp8Weights[i]];
@@ -71,13 +57,12 @@ struct Fp8Memory {
         dresidual_t = take(N * C);
     }
 
-    // Scales where nothing is known yet: an input is mostly below 56, and a gradient of the loss's mean over these rows, times
-    // them, below 112. What is larger is that for one step.
     void set_first_scales(int64_t rows, cudaStream_t stream) const {
-        const float gradients = std::ldexp(512.0f, std::ilogb((float)rows));
-        std::vector<float> first(scales.n, gradients), inverse(scales.n * kFp8Inverse);
-        std::fill_n(first.begin(), scales.activations, 8.0f);
-        for (size_t i = 0; i < first.size(); i++) { inverse[i * kFp8Inverse] = 1 / first[i]; }
+        std::vector<float> first(scales.n), inverse(scales.n * kFp8Inverse);
+        for (int64_t i = 0; i < scales.n; i++) {
+            first[i] = first_fp8_scale(i < scales.gradients ? Fp8Role::kInput : Fp8Role::kGradient, rows);
+            inverse[i * kFp8Inverse] = 1 / first[i];
+        }
         for (auto [to, from] : {std::pair{scales.scale, &first}, {scales.inverse, &inverse}}) {
             check(cudaMemcpyAsync(to, from->data(), from->size() * sizeof(float), cudaMemcpyHostToDevice,
                                   stream));
@@ -85,9 +70,7 @@ struct Fp8Memory {
         check(cudaStreamSynchronize(stream));  // they go
     }
 
-    int64_t place(Fp8Role role, int weight, int l) const {
-        return ((int64_t)role * L + l) * kFp8Linears + fp8_linear(weight);
-    }
+    int64_t place(Fp8Role role, int weight, int l) const { return fp8_place(config, role, weight, l); }
     const float* scale(Fp8Role role, int weight, int l) const {
         return scales.scale + place(role, weight, l);
     }

@@ -93,6 +93,7 @@ public:
     void init(uint64_t seed) override {
         constexpr int64_t kInitChunk = 16 << 20;  // values made on the host at once
         set_updates(0);
+        fp8_restored_ = fp8_ready_ = false;
         optimizer_.set_seed(seed);
         graphs_.clear();  // they have the seed of before
         std::vector<float> values;
@@ -108,13 +109,25 @@ public:
     }
     void load(State state, int tensor, int64_t first, std::span<const float> values) override {
         finish();
-        optimizer_.load(state, tensor, first, values);
+        if (state != State::kFp8Maxima) {
+            optimizer_.load(state, tensor, first, values);
+        } else if (network_.settings.fp8) {
+            check(cudaMemcpy(maxima(first, values.size()), values.data(), values.size_bytes(),
+                             cudaMemcpyHostToDevice));
+        }
+        fp8_restored_ = state == State::kFp8Maxima || (fp8_restored_ && state != State::kParameter);
         fp8_ready_ = false;
     }
     void save(State state, int tensor, int64_t first, std::span<float> values) const override {
-        optimizer_.save(state, tensor, first, values);
+        if (state != State::kFp8Maxima) { return optimizer_.save(state, tensor, first, values); }
+        optimizer_.wait();
+        check(cudaMemcpy(values.data(), maxima(first, values.size()), values.size_bytes(),
+                         cudaMemcpyDeviceToHost));
     }
-    bool holds(State state, int tensor) const override { return optimizer_.holds(state, tensor); }
+    bool holds(State state, int tensor) const override {
+        return state == State::kFp8Maxima ? network_.settings.fp8 && tensor == 0
+                                          : optimizer_.holds(state, tensor);
+    }
     int64_t updates() const override { return updates_; }
     void set_updates(int64_t n) override {
         finish();
@@ -172,7 +185,7 @@ public:
         StepDecision d = *oldest.result->data();
         done_at_ += std::chrono::duration_cast<Clock::duration>(oldest.ready->since(*done_));
         std::swap(done_, oldest.ready);
-        StepResult result{oldest.step, d.loss, d.norm, d.skipped != 0, done_at_};
+        StepResult result{oldest.step, d.loss, d.norm, d.skipped != 0, d.saturated, done_at_};
         updates_ = d.updates;
         spare_.push_back(std::move(oldest));
         pending_.pop_front();
@@ -274,14 +287,19 @@ private:
             optimizer_.update(s.at.inputs, s.adamw);
             if (const Fp8Scales& scales = mem_.fp8.scales; scales.n > 0) {
                 optimizer_.share_rows("largest magnitudes", scales.amax, scales.n);
-                end_fp8_step(scales, stream_);
+                end_fp8_step(scales, &mem_.decision->saturated, stream_);
             }
         }
+    }
+    float* maxima(int64_t first, size_t n) const {
+        require(network_.settings.fp8 && first >= 0 && first + (int64_t)n <= fp8_maxima(config_),
+                "GPT2: a range of FP8's maxima");
+        return network_.mem.fp8.scales.history + first;
     }
     // Scales of FP8 for parameters that were loaded; the pass that follows casts them.
     void prepare_fp8() {
         if (!network_.settings.fp8 || fp8_ready_) { return; }
-        network_.set_first_scales(false);
+        network_.set_first_scales(fp8_restored_);
         fp8_ready_ = true;
     }
     // s: all but where the batch is
@@ -333,10 +351,10 @@ private:
     std::optional<GPT2Muon<T>> muon_;
     // of what has been due; null until it is due again
     std::map<MicroStep, std::unique_ptr<Recording>> graphs_;
-    int64_t updates_ = 0;  // as far as the host has been told
-    bool fp8_ready_ = false;
-    bool finished_ = true;  // nothing is under way
-    int rows_ = 0;          // of the last evaluate()
+    int64_t updates_ = 0;                            // as far as the host has been told
+    bool fp8_restored_ = false, fp8_ready_ = false;  // are maxima those of a checkpoint? Are there scales?
+    bool finished_ = true;                           // nothing is under way
+    int rows_ = 0;                                   // of the last evaluate()
     std::deque<Pending> pending_;
     std::vector<Pending> spare_;
     // The end of the last step that was polled, or the start of the first one after a pause, and when that

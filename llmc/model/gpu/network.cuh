@@ -78,6 +78,7 @@ struct GPT2Network {
     }
 
     // FP8: the scales before the first step, if no earlier one is known (restored false) with those of the weights as they are
+    // has its maxima)
     void set_first_scales(bool restored) {
         if constexpr (kCanFp8) {
             const Fp8Scales& scales = mem.fp8.scales;
@@ -87,7 +88,7 @@ struct GPT2Network {
             check(cudaMemsetAsync(scales.amax, 0, scales.ranks * scales.n * sizeof(float), stream));
             fp8_counts = true;
             for (int l = 0; l < L; l++) { cast_weights(l); }
-            end_fp8_step(scales, stream);
+            end_fp8_step(scales, &mem.decision->saturated, stream);
         }
     }
 

@@ -24,8 +24,8 @@ constexpr const char* kNoted[] = {
     "save-every", "keep", "keep-major", "keep-best", "val-data", "val-every", "val-tokens", "val-align",
     "hellaswag", "hellaswag-every", "sample-every", "model-dtype", "export-hf"};
 // and with other values here by rounding only
-constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",    "recompute",
-                                     "tf32",  "device", "reduce-groups", "products"};
+constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",    "recompute", "tf32",
+                                     "fp8",   "device", "reduce-groups", "products"};
 
 // "" if it is not there
 std::string value_of(const Settings& settings, const std::string& name) {

@@ -134,12 +134,13 @@ std::string default_run_folder() {
 
 // the number formats at work
 std::string compute_text(const Options& o) {
-    if (o.program == Program::kCpu) { return "fp32"; }
+    const char* fp8 = o.fp8 ? ", the blocks' products in FP8" : "";
+    if (o.program == Program::kCpu) { return std::string("fp32") + fp8; }
     std::string text = o.dtype == FloatType::kBf16
                            ? "bf16, fp32 master weights, gradients " + text_of(o.grad_dtype)
                        : o.tf32 ? "fp32, products in TF32"
                                 : "fp32";
-    return text + ", recompute " + text_of(o.recompute);
+    return text + fp8 + ", recompute " + text_of(o.recompute);
 }
 
 // A checkpoint has its own sizes; other ones that an option names are a mistake.
@@ -518,6 +519,7 @@ ModelSettings model_settings(const Options& o, Comm* comm) {
             .tf32 = o.tf32,
             .matmul_file = o.tune_gemm,
             .graph = o.graph != 0,
+            .fp8 = o.fp8,
             .muon = o.optimizer == Optimizer::kMuon,
             .ranks = std::max(1, o.world_size),
             .groups = std::max({1, o.world_size, o.reduce_groups}),

@@ -46,11 +46,11 @@ SavePlan plan_saves(const RunPlan& plan, const TextFiles& tokenizer, int64_t tra
     } else if (o.keep_best) {  // each of the validations may be the best so far
         p.at_once += multiples(first, last, o.val_every);
     }
-    p.checkpoint_bytes = checkpoint_bytes(plan.config, o.optimizer);
+    p.checkpoint_bytes = checkpoint_bytes(plan.config, o.optimizer, o.fp8);
     for (const auto& [name, text] : tokenizer) { p.checkpoint_bytes += (int64_t)text.size(); }
     p.model_bytes = file_elements(plan.config) * (o.model_dtype == FloatType::kBf16 ? 2 : 4);
     p.free_bytes = free_disk(plan.out);
-    p.copy_bytes = state_elements(plan.config, o.optimizer) * (int64_t)sizeof(float);
+    p.copy_bytes = state_elements(plan.config, o.optimizer, o.fp8) * (int64_t)sizeof(float);
     p.host_bytes = available_memory();
     const int64_t left = p.host_bytes - training_bytes;
     const bool unknown = p.host_bytes < 0;
@@ -107,7 +107,7 @@ RunSaver::RunSaver(const RunPlan& plan, const std::string& folder, const std::op
         keep_.best = plan.record.best ? plan.record.best->step : -1;  // until another one is saved
     }
     if (!saves.background) { return; }
-    const auto elements = (size_t)state_elements(plan.config, o_.optimizer);
+    const auto elements = (size_t)state_elements(plan.config, o_.optimizer, o_.fp8);
     copy_.reset(new float[elements]);  // not filled: pages come as they are needed
     lock_ = lock({copy_.get(), elements});
     float* at = copy_.get();
@@ -118,6 +118,7 @@ RunSaver::RunSaver(const RunPlan& plan, const std::string& folder, const std::op
             at += parts_[(int)state][t].size();
         }
     }
+    if (o_.fp8) { parts_[(int)State::kFp8Maxima][0] = {at, (size_t)fp8_maxima(plan.config)}; }
 }
 
 bool RunSaver::validated(int64_t step, double loss) {
@@ -137,7 +138,8 @@ void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) 
         save_checkpoint(folder_, plan_.config, saving_, from);
     };
     if (copy_ != nullptr && !wait_for_it) {
-        for (State state : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
+        for (State state :
+             {State::kParameter, State::kFirstMoment, State::kSecondMoment, State::kFp8Maxima}) {
             for (int t = 0; t < kNumTensors; t++) {
                 if (const auto part = parts_[(int)state][t]; !part.empty()) { read(state, t, 0, part); }
             }

@@ -76,7 +76,7 @@ private:
     bool failed_ = false;
     std::optional<Validated> last_, best_, saved_best_;  // the last validation; the best, and the best saved
     std::unique_ptr<float[]> copy_;                      // parameters and moments in file order; null: none
-    std::span<float> parts_[3][kNumTensors];  // of the copy, by State; empty where the optimizer has none
+    std::span<float> parts_[4][kNumTensors];  // of the copy, by State; empty where the optimizer has none
     std::shared_ptr<void> lock_;
     RunRecord saving_;             // the last save's
     std::future<void> under_way_;  // that save; last: it ends before what it uses

@@ -232,6 +232,12 @@ private:
         log_->append(step_log_line(n));
         watch_log();
         screen_.show(n);
+        if (r.saturated.tensors > 0) {
+            log_->event(
+                "saturated", n.step,
+                {{"text", fmt::format("{} tensors left the range of FP8, the first: {}", r.saturated.tensors,
+                                      fp8_tensor_name(plan_.config, r.saturated.first))}});
+        }
         if (!r.skipped && outliers_on()) { outliers_.add({r.step, r.loss, r.grad_norm}); }
         record_.skipped_in_a_row = r.skipped ? record_.skipped_in_a_row + !was_finite(r) : 0;
         if (std::max(record_.skipped_in_a_row, outliers_.skipped(r.step)) >= kMostSkippedSteps) {
@@ -307,7 +313,8 @@ private:
         drain();
         lock_.require_held();
         gather(step);
-        record_.state = {step, model_->updates(), o_.seed, o_.seq_len, plan_.rows_per_step, o_.optimizer};
+        record_.state = {step,  model_->updates(), o_.seed, o_.seq_len, plan_.rows_per_step, o_.optimizer,
+                         o_.fp8};
         record_.window = outliers_.steps();
         log_->sync();  // before the checkpoint that stands behind its lines
         watch_log();

@@ -1,0 +1,156 @@
+// The GPU's model with --fp8: against the reference model that rounds at the same places, and against itself where it must give
+// the same bits.
+#include "dev/test/gpu/gpu_model.h"
+#include "dev/test/gpu/layer_test.h"
+
+using namespace llmc;
+using namespace llmc::gpu_test;
+
+namespace {
+
+const GPT2Config kConfig = {64, 100, 128, 2, 2, 128};
+constexpr int kB = 3, kT = 32;
+const ModelSettings kFp8 = {.fp8 = true};
+
+std::vector<float> maxima_of(const Model& model) {
+    std::vector<float> maxima((size_t)fp8_maxima(model.config()));
+    model.save(State::kFp8Maxima, 0, 0, maxima);
+    return maxima;
+}
+std::vector<Batch> batches_of(int n) {
+    std::vector<Batch> batches;
+    for (int i = 0; i < n; i++) { batches.push_back(random_batch(kConfig, kB, kT, 51 + i)); }
+    return batches;
+}
+// n steps of a micro-batch each
+template <typename Model>
+void take_steps(Model* model, int first, int n) {
+    const std::vector<Batch> batches = batches_of(first + n);
+    for (int i = first; i < first + n; i++) {
+        step(model, {&batches[(size_t)i], 1}, {.step = i, .lr = 1e-3, .weight_decay = 0.1, .clip = 1});
+    }
+}
+
+}  // namespace
+
+// FP8 moves every gradient by far more than what two models that round alike are apart: by less than half as much. Then once
+// more with the scales that follow from these maxima.
+TEST_CASE_TEMPLATE("fp8 model: every gradient is that of the reference which rounds alike", Model, Bf16Model,
+                   NarrowModel) {
+    Model model(kConfig, kB, kT, kFp8);
+    ReferenceModel<double> rounded(kConfig, kB, kT, Rounding::kFp8AndBf16),
+        plain(kConfig, kB, kT, Rounding::kBf16);
+    for (auto* reference : {&rounded, &plain}) { reference->init(11); }
+    copy_states(&model, rounded);
+    const std::vector<Batch> batches = batches_of(2);
+    for (const char* scales : {"first", "of maxima"}) {
+        const double loss = model.forward_backward(batches), expected = rounded.forward_backward(batches),
+                     in_bf16 = plain.forward_backward(batches);
+        CHECK_MESSAGE(std::fabs(loss - expected) < 1e-3, scales, ": loss ", loss, ", expected ", expected);
+        CHECK(in_bf16 != expected);
+        for (int t = 0; t < kNumTensors; t++) {
+            for (int l = 0; l < tensor_copies(kConfig, t); l++) {
+                const auto should = layer_gradient(rounded, t, l);
+                const double found = relative_difference(layer_gradient(model, t, l), should),
+                             moved = relative_difference(layer_gradient(plain, t, l), should);
+                CHECK_MESSAGE(found < moved / 2,
+                              fmt::format("scales {} d{}[{}]: off by {:.4f}; FP8 moves it by {:.4f}", scales,
+                                          kTensors[t].name, l, found, moved));
+            }
+        }
+        auto& network = model.network();
+        end_fp8_step(network.mem.fp8.scales, &network.mem.decision->saturated, network.stream);
+        const std::vector<double> largest = rounded.end_fp8_step();
+        const std::vector<float> known = maxima_of(model);
+        for (size_t i = 0; i < largest.size(); i++) {
+            const float found = known[i * kFp8History];
+            CHECK_MESSAGE(std::fabs(found - largest[i]) <= 0.15 * largest[i],
+                          fmt::format("largest of {}: found {:.9g}, expected {:.9g}",
+                                      fp8_tensor_name(kConfig, (int64_t)i), found, largest[i]));
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("fp8 model: the same bits recomputed, repeated as a graph and again", Model, Bf16Model,
+                   NarrowModel) {
+    Model usual(kConfig, kB, kT, kFp8);
+    usual.init(5);
+    take_steps(&usual, 0, 4);
+    for (ModelSettings settings : {ModelSettings{.graph = false},
+                                   {.recompute = Recompute::kGelu},
+                                   {.recompute = Recompute::kBlock},
+                                   {}}) {
+        settings.fp8 = true;
+        Model other(kConfig, kB, kT, settings);
+        other.init(5);
+        take_steps(&other, 0, 4);
+        check_same_state(fmt::format("graph {} recompute {}", settings.graph, (int)settings.recompute), other,
+                         usual);
+        CHECK(maxima_of(other) == maxima_of(usual));
+    }
+}
+
+TEST_CASE("fp8 model: goes on from a checkpoint with the same bits, an evaluation changes nothing") {
+    Bf16Model whole(kConfig, kB, kT, kFp8), parts(kConfig, kB, kT, kFp8);
+    whole.init(5);
+    take_steps(&whole, 0, 5);
+    parts.init(5);
+    parts.evaluate(random_batch(kConfig, 2, 17, 3));
+    take_steps(&parts, 0, 3);
+    Bf16Model resumed(kConfig, kB, kT, kFp8), without(kConfig, kB, kT, kFp8);
+    for (Bf16Model* model : {&resumed, &without}) {
+        model->set_updates(parts.updates());
+        copy_states(model, parts);
+    }
+    resumed.load(State::kFp8Maxima, 0, 0, maxima_of(parts));
+    resumed.evaluate(random_batch(kConfig, 3, 5, 4));
+    for (Bf16Model* model : {&resumed, &without}) { take_steps(model, 3, 2); }
+    check_same_state("resumed", resumed, whole);
+    CHECK(maxima_of(resumed) == maxima_of(whole));
+    CHECK(maxima_of(without) != maxima_of(whole));
+}
+
+// rows are taken by 16: what lies behind the last one changes nothing
+TEST_CASE("fp8 model: evaluates any number of rows") {
+    Bf16Model model(kConfig, kB, kT, kFp8);
+    model.init(5);
+    const Batch all = random_batch(kConfig, kB, kT, 3);
+    const std::span<const float> losses = model.evaluate(all).losses;
+    const std::vector<float> whole(losses.begin(), losses.end());
+    for (int T : {1, 5, 17, 31}) {
+        Batch part{1,
+                   T,
+                   {all.tokens.begin(), all.tokens.begin() + T},
+                   {all.targets.begin(), all.targets.begin() + T}};
+        const std::span<const float> found = model.evaluate(part).losses;
+        CHECK_MESSAGE(std::ranges::equal(found, std::span(whole).first((size_t)T),
+                                         [](float a, float b) { return std::fabs(a - b) < 0.02f; }),
+                      "T ", T);
+    }
+}
+
+TEST_CASE("fp8 model: what leaves the range is counted, and named") {
+    Bf16Model model(kConfig, kB, kT, kFp8);
+    model.init(5);
+    take_steps(&model, 0, 2);
+    // a layer's gain a hundred times as large: its output leaves the range that the steps before have left it
+    std::vector<float> gain(kConfig.channels, 100.0f);
+    std::vector<float> maxima = maxima_of(model);
+    model.load(State::kParameter, kLn2w, kConfig.channels, gain);
+    model.load(State::kFp8Maxima, 0, 0, maxima);
+    const Batch batch = random_batch(kConfig, kB, kT, 9);
+    const StepResult result = step(&model, {&batch, 1}, {.step = 2, .lr = 0});
+    CHECK(result.saturated.tensors > 0);
+    CHECK(fp8_tensor_name(kConfig, result.saturated.first) == "input of fcw in layer 1");
+}
+
+TEST_CASE("fp8 model: what it cannot be is refused with the reason") {
+    const auto refused = [](const GPT2Config& c, int B, int T) {
+        const Error error = error_of([&] { Bf16Model::plan(c, B, T, kFp8); });
+        CHECK(error.exit_code == kExitUsage);
+        return std::string(error.what());
+    };
+    CHECK(refused({64, 100, 128, 2, 2, 120}, 2, 32).find("120 channels") != std::string::npos);
+    CHECK(refused(kConfig, 3, 31).find("93 tokens") != std::string::npos);
+    CHECK(error_of([&] { Fp32Model::plan(kConfig, 2, 32, kFp8); }).exit_code == kExitUsage);
+}
