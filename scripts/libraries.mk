@@ -8,7 +8,7 @@ $(call quiet,link)$(CXX) -shared -Wl,-soname,$(@F).$(SOVERSION) -Wl,--version-sc
     $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
 @ln -sf $(@F) $@.$(SOVERSION)
 endef
-LAYERNORM_OBJECTS := $(call gpu_objects,$(LAYERNORM_SOURCES))
+LAYERNORM_OBJECTS := $(call gpu_objects,$(LAYERNORM_SOURCES) llmc/layernorm/fp8/layernorm_fp8.cu)
 ATTENTION_OBJECTS := $(call gpu_objects,$(filter-out %/backward_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
 $(LAYERNORM_OBJECTS) $(ATTENTION_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
 $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) $(FORMAT) llmc/layernorm/c_abi.map scripts/libraries.mk

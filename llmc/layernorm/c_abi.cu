@@ -15,6 +15,7 @@
 
 #include "llmc/cuda/c_abi.cuh"
 #include "llmc/host/base/error.h"
+#include "llmc/layernorm/fp8/layernorm_fp8.h"
 #include "llmc/layernorm/layernorm.h"
 
 namespace {
@@ -141,6 +142,17 @@ void with_types(int dtype, int weight_dtype, const Act& act) {
     }
 }
 
+template <typename Args>
+void check_forward(const Args& a) {
+    if (!(a.eps >= 0 && std::isfinite(a.eps))) {
+        refuse(fmt::format("eps is {:g}, expected 0 or more", a.eps));
+    }
+    if ((a.residual != nullptr) != (a.inp2 != nullptr)) {
+        refuse(fmt::format("{} is null, expected residual and inp2 both or neither",
+                           a.inp2 ? "residual" : "inp2"));
+    }
+}
+
 template <typename T, typename W>
 void forward(const llmc_layernorm_forward_args& a) {
     using Acc = llmc::acc_t<T>;
@@ -213,13 +225,7 @@ int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
                      {"inp_stride", a.inp_stride},
                      {"residual_stride", a.residual_stride},
                      {"inp2_stride", a.inp2_stride}});
-        if (!(a.eps >= 0 && std::isfinite(a.eps))) {
-            refuse(fmt::format("eps is {:g}, expected 0 or more", a.eps));
-        }
-        if ((a.residual != nullptr) != (a.inp2 != nullptr)) {
-            refuse(fmt::format("{} is null, expected residual and inp2 both or neither",
-                               a.inp2 ? "residual" : "inp2"));
-        }
+        check_forward(a);
         int statistics = statistics_type(a.dtype);
         check_pointers({{"out", a.out, a.dtype, a.N > 0},
                         {"inp", a.inp, a.dtype, a.N > 0},
@@ -230,6 +236,44 @@ int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
                         {"residual", a.residual, a.dtype, false},
                         {"inp2", a.inp2, a.dtype, false}});
         with_types(a.dtype, weight_dtype, [&]<typename T, typename W>() { forward<T, W>(a); });
+    });
+}
+
+int llmc_layernorm_forward_fp8(const llmc_layernorm_forward_fp8_args* args) {
+    return guarded("llmc_layernorm_forward_fp8", [&] {
+        auto a = read_args(args, sizeof(llmc_layernorm_forward_fp8_args));  // of version 2
+        check_type("dtype", a.dtype);
+        if (a.dtype != LLMC_LAYERNORM_BFLOAT16 || a.reserved != 0) {
+            throw Unsupported(fmt::format("dtype is {}, reserved {}; expected bfloat16 and 0",
+                                          kTypes[a.dtype].name, a.reserved));
+        }
+        check_shape(a.N, a.C, {});
+        check_forward(a);
+        using T = __nv_bfloat16;
+        const bool any = a.N > 0;
+        check_pointers({{"out", a.out, a.dtype, any},
+                        {"inp", a.inp, a.dtype, any},
+                        {"weight", a.weight, a.dtype, any},
+                        {"bias", a.bias, a.dtype, any},
+                        {"scale", a.scale, LLMC_LAYERNORM_FLOAT32, any},
+                        {"amax", a.amax, LLMC_LAYERNORM_FLOAT32, false},
+                        {"mean", a.mean, LLMC_LAYERNORM_FLOAT32, false},
+                        {"rstd", a.rstd, LLMC_LAYERNORM_FLOAT32, false}});
+        llmc::layernorm_forward_fp8<T>({.out = (uint8_t*)a.out,
+                                        .transposed = (uint8_t*)a.transposed,
+                                        .amax = a.amax,
+                                        .mean = a.mean,
+                                        .rstd = a.rstd,
+                                        .inp = (const T*)a.inp,
+                                        .weight = (const T*)a.weight,
+                                        .bias = (const T*)a.bias,
+                                        .scale = a.scale,
+                                        .N = a.N,
+                                        .C = (int)a.C,
+                                        .eps = (float)a.eps,
+                                        .residual = (T*)a.residual,
+                                        .inp2 = (const T*)a.inp2},
+                                       (cudaStream_t)a.stream);
     });
 }
 

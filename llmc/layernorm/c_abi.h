@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 // raised when a struct grows or a function is added; older callers keep working
-enum { LLMC_LAYERNORM_ABI_VERSION = 1 };
+enum { LLMC_LAYERNORM_ABI_VERSION = 2 };
 
 // that of the library which answers: it may be newer than this header
 int llmc_layernorm_abi_version(void);
@@ -124,6 +124,32 @@ typedef struct llmc_layernorm_backward_args {
 int llmc_layernorm_backward_workspace(int64_t C, size_t* bytes);
 
 int llmc_layernorm_backward(const llmc_layernorm_backward_args* args);
+
+// Since version 2, on Hopper and later: the forward pass whose result FP8 products read, in e4m3 as it is and transposed, from
+// one read: out = saturated(y * *scale), y as above from rows in bfloat16. N and C are multiples of 16, C at most 6144; all
+// matrices are packed and aligned to 16 bytes. residual may be inp or inp2; nothing else may overlap.
+typedef struct llmc_layernorm_forward_fp8_args {
+    size_t struct_size;  // sizeof(llmc_layernorm_forward_fp8_args)
+    int32_t dtype;       // of inp, weight, bias, residual and inp2: LLMC_LAYERNORM_BFLOAT16
+    int32_t reserved;    // 0
+    void* out;           // (N,C) e4m3, written (=)
+    void* transposed;    // (C,N) the same bytes, null if not wanted
+    float* amax;         // (1) raised to the largest |y|, for the scale of calls to come; null if not wanted
+    float* mean;         // (N) null if not wanted
+    float* rstd;         // (N) likewise
+    const void* inp;     // (N,C)
+    const void* weight;  // (C)
+    const void* bias;    // (C)
+    const float* scale;  // (1)
+    int64_t N;           // from 0 to 2^30
+    int64_t C;
+    double eps;
+    void* residual;    // (N,C) written (=): inp + inp2; both null if not wanted
+    const void* inp2;  // (N,C)
+    void* stream;      // a cudaStream_t; null is the default stream
+} llmc_layernorm_forward_fp8_args;
+
+int llmc_layernorm_forward_fp8(const llmc_layernorm_forward_fp8_args* args);
 
 #ifdef __cplusplus
 }
