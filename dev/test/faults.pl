@@ -7,7 +7,8 @@
 # A fault is a block of lines; an empty line or the end of the table ends it:
 #   fault NAME: SENTENCE           begins with cpu- or gpu-; no other fault has it; what is wrong with the program that has it
 #   KEY: VALUE  KEY: VALUE ...     two blanks between; any number of such lines
-#   -LINE                          one or more: the lines to find, which must stand in the file exactly once
+#   change: OLD => NEW             what to find, a part of a line, which must stand in the file exactly once; or
+#   -LINE                          one or more: the lines to find, which must stand there once, and
 #   +LINE                          none or more: the lines that take their place
 # The keys:
 #   file: PATH                     the file that is changed
@@ -17,11 +18,12 @@
 #                                  with test_durable among them its tests are run, not those of test_gpt2
 #   arch: sm_80                    optional: built as GPUs before Hopper get it
 #   run: OPTIONS                   optional: options of the tests or of the shootout; cpu-rung-: first the rung's name
+#   test: NAME                     instead of run: --test-case=NAME, with a blank for each ? that stands for one
 #   expect: PATTERN                what must be printed, a basic regular expression; one or more
 use strict;
 use warnings;
 
-my @KEYS = qw(file program arch run expect);
+my @KEYS = qw(file program arch run test expect);
 my $folder = $0 =~ s{[^/]*$}{}r;
 my (%faults, $fault, $name);
 
@@ -42,11 +44,15 @@ for my $table (sort glob("${folder}{*,../../python/test}/faults*.txt")) {
             fail("$where: a block begins with 'fault NAME: what is wrong', not with '$line'");
         } elsif ($line =~ /^([-+])(.*)$/) {
             $fault->{$1 eq '-' ? 'find' : 'replace'} .= "$2\n";
+        } elsif ($line =~ /^change: (.+) => (.+)$/) {
+            fail("$where: '$name' has two changes") if $fault->{find} ne '';
+            @$fault{qw(find replace part)} = ($1, $2, 1);
         } else {
             for my $part (split /  (?=\w+: )/, $line) {
                 my ($key, $value) = $part =~ /^(\w+): *(.*)$/;
                 fail("$where: expected one of @KEYS with a colon, or - or + and a line; found '$part'")
                     if !defined $key || !grep { $_ eq $key } @KEYS;
+                ($key, $value) = ('run', '--test-case=' . $value =~ tr/ /?/r) if $key eq 'test';
                 push @{$fault->{$key}}, $value;
             }
         }
@@ -59,6 +65,7 @@ for my $each (sort keys %faults) {
         fail("$block->{where}: '$each' has no $key: line") if !$block->{$key};
     }
     fail("$block->{where}: '$each' has no line to find") if $block->{find} eq '';
+    fail("$block->{where}: '$each' has a change: and lines") if $block->{part} && "$block->{find}$block->{replace}" =~ /\n/;
     fail("$block->{where}: '$each' changes nothing") if $block->{find} eq $block->{replace};
     for my $key (qw(file program arch run)) {
         fail("$block->{where}: '$each' has several $key: lines") if @{$block->{$key} // []} > 1;
@@ -72,10 +79,11 @@ sub changed {
     my ($block, $tree) = @_;
     my $path = "$tree/$block->{file}[0]";
     open(my $in, '<', $path) or fail("$block->{where}: $path: $!");
-    my $text = join '', <$in>;
-    my $count = () = "\n$text" =~ /(?=\n\Q$block->{find}\E)/g;  # lookahead: two places may share lines
+    my $text = join '', "\n", <$in>;
+    my ($find, $replace) = map { $block->{part} ? $_ : "\n$_" } @$block{qw(find replace)};
+    my $count = () = $text =~ /(?=\Q$find\E)/g;  # lookahead: two places may share lines
     fail("$block->{where}: the lines to find stand $count times in $path, they must stand there once") if $count != 1;
-    return ($path, substr("\n$text" =~ s/\n\Q$block->{find}\E/\n$block->{replace}/r, 1));
+    return ($path, substr($text =~ s/\Q$find\E/$replace/r, 1));
 }
 
 my ($command, $wanted, $argument) = @ARGV;

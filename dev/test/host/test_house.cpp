@@ -127,8 +127,12 @@ TEST_CASE("faults: whole lines are replaced, and every key is read") {
     run = run_faults(folder, block("-three\n"), {"plant", "cpu-one", folder.path()});
     CHECK(run.exit_code == 0);
     CHECK(read_bytes(folder / "source.h") == "one\n  two\none more\n  two\nfour\nfour\nfour\n");
+    run = run_faults(folder, block("change: e mo => y  $1  \\1\n"), {"plant", "cpu-one", folder.path()});
+    CHECK(read_bytes(folder / "source.h") == "one\n  two\nony  $1  \\1re\n  two\nthree\nfour\nfour\nfour\n");
     run = run_faults(folder, block("-one\n", "expect: a: b  expect: c\n"), {"get", "cpu-one", "expect"});
     CHECK(run.out == "a: b\nc\n");
+    run = run_faults(folder, block("-one\n", "expect: a  test: x: the y*\n"), {"get", "cpu-one", "run"});
+    CHECK(run.out == "--test-case=x:?the?y*\n");
 }
 
 TEST_CASE("faults: what does not fit the sources or the form is refused, and changes nothing") {
@@ -142,6 +146,10 @@ TEST_CASE("faults: what does not fit the sources or the form is refused, and cha
              {block("+2\n"), "'cpu-one' has no line to find"},
              {block("-one\n", ""), "'cpu-one' has no expect: line"},
              {block("-one\n+one\n"), "'cpu-one' changes nothing"},
+             {block("change: one => 1\n"), "the lines to find stand 2 times"},
+             {block("change: three => three\n"), "'cpu-one' changes nothing"},
+             {block("change: three => 3\nchange: two => 2\n"), "'cpu-one' has two changes"},
+             {block("change: three => 3\n-one\n"), "'cpu-one' has a change: and lines"},
              {block("-one\n", "expect: x\nfile: other.h\n"), "'cpu-one' has several file: lines"},
              {block("-one\n", "expect: x\narch: sm_70\n"), "'cpu-one' has arch: sm_70"},
              {block("-one\n", "expected: x\n"), "faults.txt:3: expected one of"},
