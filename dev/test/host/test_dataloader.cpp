@@ -79,14 +79,13 @@ TEST_CASE("token shard: what is written is read, and the vocabulary with it") {
 
 TEST_CASE("token shard: the writer refuses what no reader would take") {
     TempFolder folder;
-    const auto refuses = [&](const Tokens& tokens, int vocab_size, const char* says) {
-        const Error error = error_of([&] { write_token_shard(folder / "a.bin", tokens, vocab_size); });
-        check_error(error, kExitUsage, {says});
-    };
-    refuses({}, 8, "1 to 2^31 - 1");
-    refuses({8}, 8, "token id >= vocab_size");
-    refuses({8}, 65537, "65,536");
-    refuses({8}, 0, "65,536");
+    for (const auto& [tokens, vocab_size, says] : {std::tuple{Tokens{}, 8, "1 to 2^31 - 1"},
+                                                   {{8}, 8, "token id >= vocab_size"},
+                                                   {{8}, 65537, "65,536"},
+                                                   {{8}, 0, "65,536"}}) {
+        check_error(error_of([&] { write_token_shard(folder / "a.bin", tokens, vocab_size); }), kExitUsage,
+                    {says});
+    }
     CHECK(std::filesystem::is_empty(folder.path()));
 }
 
@@ -153,8 +152,7 @@ TEST_CASE("permutation: sizes up to 2^62 stay inside and do not repeat") {
         for (int64_t i = 0; i < 1000; i++) {
             for (int64_t at : {i, n - 1 - i}) {
                 const int64_t to = permuted(at, n, 3, 9);
-                REQUIRE(to >= 0);
-                REQUIRE(to < n);
+                REQUIRE((to >= 0 && to < n));
                 seen.insert(to);
             }
         }
@@ -460,34 +458,33 @@ TEST_CASE("raw tokens: a run and its evaluation are those of the same tokens in 
     for (const std::string split : {"train", "val"}) {
         write_bytes(folder / ("raw_" + split + ".bin"), read_bytes(folder / (split + ".bin")).substr(1024));
     }
-    const auto run = [&](const std::string& options) { return run_train(folder.path(), words(options)); };
     const auto train = [&](const std::string& out, const std::string& more) {
         const std::string raw = out == "b" ? "raw_" : "";
-        return run(
-            "--layers 2 --heads 2 --channels 16 --seq-len 12 --steps 6 --val-align window --save-every 3 "
-            "--sample-every 0 --quiet --train-data " +
-            folder / (raw + "train.bin") + " --val-data " + folder / (raw + "val.bin") + " --out " +
-            folder / out + more);
+        return run_train(folder.path(),
+                         tiny_run(folder.path(),
+                                  "--steps 6 --val-align window --save-every 3 --sample-every 0 "
+                                  "--quiet --train-data " +
+                                      folder / (raw + "train.bin") + " --val-data " +
+                                      folder / (raw + "val.bin") + " --out " + folder / out + more));
     };
     const std::string raw = " --raw-tokens 257", again = raw + " --resume auto";
-    REQUIRE(train("a", "").exit_code == kExitDone);
-    REQUIRE(train("b", raw).exit_code == kExitDone);
+    check_run(train("a", ""), kExitDone);
+    check_run(train("b", raw), kExitDone);
     CHECK(same_files(folder / "a/model.bin", folder / "b/model.bin"));
     CHECK(read_log(folder / "a") == read_log(folder / "b"));
     std::filesystem::remove_all(folder / "b/step_00000006");
-    REQUIRE(train("b", again).exit_code == kExitDone);
+    check_run(train("b", again), kExitDone);
     CHECK(same_files(folder / "a/model.bin", folder / "b/model.bin"));
     // other tokens behind the same name are found out, from the first one on
     flip_byte(folder / "raw_train.bin", 2);  // the second token: the first is the end of a text
-    const ProgramRun other = train("b", again);
-    CHECK(other.exit_code == kExitBadInput);
-    CHECK_MESSAGE(contains(other.err, "other data than"), other.err);
+    check_run(train("b", again), kExitBadInput, {"other data than"});
 
-    const ProgramRun ours = run("eval " + folder / "a" + " --seq-len 12 --data " + folder / "val.bin"),
-                     theirs =
-                         run("eval " + folder / "a" + " --seq-len 12 --data " + folder / "raw_val.bin" + raw);
-    REQUIRE_MESSAGE(ours.exit_code == kExitDone, ours.err);
-    CHECK(ours.out == theirs.out);
+    const auto eval = [&](const std::string& data) {
+        return run_well(folder.path(),
+                        words("eval " + folder / "a" + " --seq-len 12 --data " + folder / data))
+            .out;
+    };
+    CHECK(eval("val.bin") == eval("raw_val.bin" + raw));
 }
 
 TEST_CASE("raw tokens: without a tokenizer generate takes ids and writes ids") {
@@ -495,12 +492,10 @@ TEST_CASE("raw tokens: without a tokenizer generate takes ids and writes ids") {
     Tokens tokens;
     for (int i = 0; i < 400; i++) { tokens.push_back((uint16_t)(i % 65)); }
     write_bytes(folder / "raw.bin", token_bytes(tokens));
-    const ProgramRun run =
-        run_train(folder.path(),
-                  words("--layers 1 --heads 1 --channels 16 --seq-len 12 --steps 150 --quiet --val-data none "
-                        "--raw-tokens 65 --sample-every 0 --train-data " +
-                        (folder / "raw.bin") + " --out " + (folder / "run")));
-    REQUIRE_MESSAGE(run.exit_code == kExitDone, run.err);
+    run_well(folder.path(),
+             words("--layers 1 --heads 1 --channels 16 --seq-len 12 --steps 150 --quiet --val-data none "
+                   "--raw-tokens 65 --sample-every 0 --train-data " +
+                   folder / "raw.bin" + " --out " + folder / "run"));
     const auto generate = [&](const Words& more) {
         Words line = {"generate", folder / "run", "--tokens", "5", "--temp", "0"};
         line.insert(line.end(), more.begin(), more.end());
@@ -511,13 +506,9 @@ TEST_CASE("raw tokens: without a tokenizer generate takes ids and writes ids") {
     CHECK(json["prompt"] == "63 64 ");
     CHECK(json["text"] == "0 1 2 3 4 ");
     CHECK(generate({"--prompt-ids", "6,7"}).out == "6 7 8 9 10 11 12 \n");
-    const auto refused = [&](const Words& more, const std::string& part) {
-        const ProgramRun bad = generate(more);
-        CHECK(bad.exit_code != kExitDone);
-        CHECK_MESSAGE(bad.err.find(part) != std::string::npos, bad.err);
-    };
-    refused({"--prompt-ids", "7,65"}, "--prompt-ids: found 65, expected 0 to 64");
-    refused({"--prompt", "a"}, "--prompt-ids 1,2,3");
+    check_run(generate({"--prompt-ids", "7,65"}), kExitUsage, {"--prompt-ids: found 65, expected 0 to 64"});
+    check_run(generate({"--prompt", "a"}), kExitUsage, {"--prompt-ids 1,2,3"});
     write_bytes(folder / "meta.pkl", std::string("\x80\x04\x95\0\0", 5));
-    refused({"--prompt", "a", "--tokenizer", folder / "meta.pkl"}, "a Python pickle");
+    check_run(generate({"--prompt", "a", "--tokenizer", folder / "meta.pkl"}), kExitBadInput,
+              {"a Python pickle"});
 }

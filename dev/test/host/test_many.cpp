@@ -32,9 +32,7 @@ struct Place : RunsOfRanks {
         return pid;
     }
     void check_run(const std::string& name, const std::string& more) const {
-        const ProgramRun r = run(name, more);
-        REQUIRE_MESSAGE(r.exit_code == kExitDone, name, ": ", r.out, r.err);
-        CHECK(r.err == "");
+        CHECK(run_well(folder.path(), options(name, more)).err == "");
     }
 };
 
@@ -73,9 +71,8 @@ TEST_CASE("many ranks: six groups give the same bits in 1, 2 and 3 ranks, and ot
           "train_gpt2: the gradients are added in 3 groups, which 2 ranks cannot share evenly. Use 1, 3 "
           "ranks, or change the groups: --reduce-groups 2 (a run that goes on is then the same but for "
           "rounding).\n");
-    r = p.run("odd", "--steps 3 --total-batch 120 --ranks 4");
-    CHECK(r.exit_code == kExitUsage);
-    CHECK_MESSAGE(contains(r.err, "Nearest: --total-batch 96 or 192"), r.err);
+    check_run(p.run("odd", "--steps 3 --total-batch 120 --ranks 4"), kExitUsage,
+              {"Nearest: --total-batch 96 or 192"});
     CHECK_FALSE(fs::exists(p.out("odd")));
 }
 
@@ -92,10 +89,8 @@ TEST_CASE("many ranks: a run goes on in another number of ranks, bit for bit") {
     }
     // to ranks that do not divide its groups it goes by changing them, which is said
     CHECK(p.run("moved", run + "--steps 8 --ranks 3").exit_code == kExitUsage);
-    const ProgramRun r = p.run("moved", run + "--steps 8 --ranks 2 --reduce-groups 2");
-    CHECK(r.exit_code == kExitDone);
-    CHECK_MESSAGE(contains(r.err, "reduce-groups was 4, is 2 from here on: the same run but for rounding"),
-                  r.err);
+    check_run(p.run("moved", run + "--steps 8 --ranks 2 --reduce-groups 2"), kExitDone,
+              {"reduce-groups was 4, is 2 from here on: the same run but for rounding"});
 }
 
 TEST_CASE("many ranks: by options, by torchrun's variables, and with options that differ") {
@@ -123,14 +118,14 @@ TEST_CASE("many ranks: by options, by torchrun's variables, and with options tha
     for (bool torchrun : {false, true}) {
         const std::string name = torchrun ? "torchrun" : "options";
         const std::vector<ProgramRun> runs = both(name, {"", ""}, torchrun, nullptr);
-        for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitDone, r.err); }
+        for (const ProgramRun& r : runs) { check_run(r, kExitDone); }
         CHECK(runs[1].out == "");
         p.check_same("one", name, "step_00000002");
     }
     const std::vector<ProgramRun> runs = both("differ", {"", "--weight-decay 0.5"}, false, "job7");
-    for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitUsage, r.err); }
+    check_run(runs[0], kExitUsage, {"weight-decay = 0.5', rank 0 with 'weight-decay = 0'"});
+    check_run(runs[1], kExitUsage);
     CHECK(runs[1].err == "");
-    CHECK_MESSAGE(contains(runs[0].err, "weight-decay = 0.5', rank 0 with 'weight-decay = 0'"), runs[0].err);
 }
 
 namespace {
@@ -167,11 +162,9 @@ struct TwoDisks {
         return {finish_train(folder / "a", pids[0]), finish_train(folder / "b", pids[1])};
     }
     void check_refused(const std::string& says, const std::string& more, const char* threads = "1") const {
-        CAPTURE(says);
         const std::vector<ProgramRun> runs = train(more, threads);
-        for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitBadInput, r.out, r.err); }
-        const std::string &said = runs[0].err, who = fmt::format("this rank has other {}", says);
-        CHECK_MESSAGE((contains(said, "rank 1 (process ") && contains(said, who)), said);
+        check_run(runs[0], kExitBadInput, {"rank 1 (process ", "this rank has other " + says});
+        check_run(runs[1], kExitBadInput);
         CHECK(runs[1].err == "");
     }
 };
@@ -231,7 +224,7 @@ TEST_CASE("many ranks: what a rank reads must be what rank 0 reads") {
     SUBCASE("the same on both disks") {
         for (const std::string more :
              {"--steps 3 --model run --out new", "--steps 3 --resume auto --out run"}) {
-            for (const ProgramRun& r : p.train(more)) { CHECK_MESSAGE(r.exit_code == kExitDone, r.err); }
+            for (const ProgramRun& r : p.train(more)) { check_run(r, kExitDone); }
         }
     }
 }
@@ -255,8 +248,7 @@ TEST_CASE("many ranks: what is predicted right is counted whichever rank saw it"
         const std::string more =
             "--steps 40 --reduce-groups 6 --sample-every 0 --hellaswag-every 20 --hellaswag " +
             p.folder / "questions.bin --ranks ";
-        const ProgramRun r = p.run(ranks, more + ranks);
-        REQUIRE_MESSAGE(r.exit_code == kExitDone, r.err);
+        const ProgramRun r = run_well(p.folder.path(), p.options(ranks, more + ranks));
         const size_t at = r.out.find("accuracy on cats");
         REQUIRE_MESSAGE(at != std::string::npos, r.out);
         lines.push_back(r.out.substr(at, r.out.find("curves: ") - at));
@@ -292,8 +284,7 @@ TEST_CASE(
     CHECK(contains(read_bytes(p.folder / "taken/stderr"), "waiting: port "));
     const pid_t one = start("one", 1, "");
     for (const auto& [name, pid] : {std::pair{"one", one}, {"zero", zero}}) {
-        const ProgramRun r = finish_train(p.folder / name, pid);
-        CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+        check_run(finish_train(p.folder / name, pid), kExitDone);
     }
     CHECK_FALSE(has_ended(left));
     kill(left, SIGTERM);

@@ -38,9 +38,7 @@ struct Place {
     // refused with this text, and the file is as it was
     void check_refused(const ProgramRun& r, const std::string& text, const std::string& file,
                        const std::string& before) const {
-        CAPTURE(text);
-        CHECK(r.exit_code == kExitUsage);
-        CHECK_MESSAGE(contains(r.err, text), r.err);
+        check_run(r, kExitUsage, {text});
         CHECK(read_bytes(path(file)) == before);
     }
 };
@@ -61,8 +59,7 @@ TEST_CASE(
                     "hf/model.safetensors", first);
     // its own: from where it was exported, and once more
     for (const char* steps : {"--steps 6", "--steps 8"}) {
-        const ProgramRun r = p.train("mine", steps + (" --resume auto" + hf));
-        CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+        check_run(p.train("mine", steps + (" --resume auto" + hf)), kExitDone);
     }
     CHECK(read_bytes(p.path("hf/model.safetensors")) != first);
     // what lies there now is another run's
@@ -76,14 +73,12 @@ TEST_CASE(
           kExitDone);
     // nor does a run export into itself, or into a checkpoint that it has yet to write
     for (const char* own : {"own/", "own/../own", "own/step_00000004"}) {
-        const ProgramRun r = p.train("own", "--steps 4 --export-hf " + p.path(own));
-        CHECK(r.exit_code == kExitUsage);
-        CHECK_MESSAGE(contains(r.err, "the run's own folder"), r.err);
+        check_run(p.train("own", "--steps 4 --export-hf " + p.path(own)), kExitUsage,
+                  {"the run's own folder"});
     }
     // what cannot be written is found out before the training
     write_bytes(p.path("file"), "x");
-    const ProgramRun nowhere = p.train("new", "--steps 4 --export-hf " + p.path("file/sub"));
-    CHECK(nowhere.exit_code == kExitUsage);
+    check_run(p.train("new", "--steps 4 --export-hf " + p.path("file/sub")), kExitUsage);
     CHECK_FALSE(fs::exists(p.path("new/log.jsonl")));
 }
 
@@ -115,8 +110,6 @@ TEST_CASE(
     const std::string model = read_bytes(p.path("mine/model.bin"));
     p.check_refused(p.run({"export", p.path("mine"), "--hf", p.path("mine"), "--force"}), "it has log.jsonl",
                     "mine/model.bin", model);
-    p.check_refused(p.train("same", "--steps 2 --export-hf " + p.path("same")), "the run's own folder",
-                    "mine/model.bin", model);
     // a model without a tokenizer, into the folder of one with its own
     REQUIRE(p.run({"export", p.path("mine"), "--hf", p.path("bytes")}).exit_code == kExitDone);
     const std::string tokens = read_bytes(p.path("bytes/model.safetensors"));
@@ -132,9 +125,8 @@ TEST_CASE(
     // of two models in a folder none is taken for the one that is meant
     REQUIRE(p.run({"export", p.path("mine"), "--hf", p.path("hf")}).exit_code == kExitDone);
     fs::copy(p.path("mine/model.bin"), p.path("hf/model.bin"));
-    const ProgramRun both = p.run({"eval", p.path("hf"), "--data", p.path("train.bin")});
-    CHECK(both.exit_code == kExitBadInput);
-    CHECK_MESSAGE(contains(both.err, "are both in this folder. Name the one to use"), both.err);
+    check_run(p.run({"eval", p.path("hf"), "--data", p.path("train.bin")}), kExitBadInput,
+              {"are both in this folder. Name the one to use"});
     CHECK(p.run({"eval", p.path("hf/model.safetensors"), "--data", p.path("train.bin")}).exit_code ==
           kExitDone);
 }
@@ -161,9 +153,7 @@ TEST_CASE("run lock: of five that start at once in one folder one trains, and th
         kill(*winner, SIGKILL);
         for (size_t i = 0; i < pids.size(); i++) {
             const ProgramRun r = finish_train(folder / std::to_string(i), pids[i]);
-            if (pids[i] == *winner) { continue; }
-            CHECK_MESSAGE(r.exit_code == kExitUsage, r.err);
-            CHECK_MESSAGE(contains(r.err, who), who, " in ", r.err);
+            if (pids[i] != *winner) { check_run(r, kExitUsage, {who}); }
         }
     }
 }
@@ -222,13 +212,11 @@ TEST_CASE(
                                                                   run));
         wait_until([&] { return fs::exists(run + "/step_00000020"); });
         moves ? fs::rename(run, moved) : (void)fs::remove(run + "/.lock");
-        const ProgramRun ended = finish_train(folder.path(), pid);
-        CHECK_MESSAGE(ended.exit_code == kExitSaveFailed, ended.err);
-        CHECK_MESSAGE(contains(ended.err, run + ": its .lock is gone"), ended.err);
+        check_run(finish_train(folder.path(), pid), kExitSaveFailed, {run + ": its .lock is gone"});
         CHECK_FALSE(fs::exists(run + "/.lock"));
         CHECK((!moves || !fs::exists(run + "/model.bin")));
-        const ProgramRun used = run_train(folder.path(), {"generate", moves ? moved : run, "--tokens", "1"});
-        CHECK_MESSAGE(used.exit_code == kExitDone, used.err);  // what was saved is whole
+        run_well(folder.path(),
+                 {"generate", moves ? moved : run, "--tokens", "1"});  // what was saved is whole
     }
 }
 
@@ -244,8 +232,7 @@ TEST_CASE("run lock: runs that start in the same second without --out have folde
             [&] { (void)!chdir(folder.path().c_str()); }, program));
     }
     for (int i = 0; i < 3; i++) {
-        const ProgramRun run = finish_train(folder / std::to_string(i), pids[(size_t)i]);
-        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+        check_run(finish_train(folder / std::to_string(i), pids[(size_t)i]), kExitDone);
     }
     const Words runs = names_below(folder / "runs");
     CHECK(runs.size() == 3);

@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include "dev/cuda/options.h"
 #include "dev/test/support/test_options.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
@@ -101,19 +102,14 @@ TEST_CASE("options: each kind of error in a config file") {
         check_bad_config(line + std::string("\nlr = 1"), {"line 1: '" + std::string(line) + "'", kLike});
     }
     // lists, tables, texts that do not end, and texts without quotes, which config files of earlier versions may have
-    for (const char* line : {"batch = [1, 2]",    "batch = {x = 1}",
-                             "prompt = [1, 256]", "prompt = [-1]",
-                             "prompt = [1.5]",    "prompt = [[1]]",
-                             "prompt = [1, 2",    "prompt = [1,]",
-                             "prompt = [\"a\"]",  "prompt = [}",
-                             "prompt = \"a",      "prompt = \"a\\\"",
-                             "prompt = \"a\\",    "prompt = \"\\x\"",
-                             "prompt = \"\\u00",  "prompt = \"a\" b",
-                             "prompt = 'a",       "prompt = \"\"\"a\"\"\"",
-                             "prompt = 5",        "model = d12  # GPT-2",
-                             "val-data = none",   "train-data = data/a b.bin",
-                             "out = runs\\a\"b"}) {
-        const std::string text = line, key = text.substr(0, text.find(' '));
+    for (const std::string& text :
+         split("batch = [1, 2]|batch = {x = 1}|prompt = [1, 256]|prompt = [-1]|prompt = [1.5]|prompt = [[1]]|"
+               "prompt = [1, 2|prompt = [1,]|prompt = [\"a\"]|prompt = [}|prompt = \"a|prompt = \"a\\\"|"
+               "prompt = \"a\\|prompt = \"\\x\"|prompt = \"\\u00|prompt = \"a\" b|prompt = 'a|"
+               "prompt = \"\"\"a\"\"\"|prompt = 5|model = d12  # GPT-2|val-data = none|"
+               "train-data = data/a b.bin|out = runs\\a\"b",
+               '|')) {
+        const std::string key = text.substr(0, text.find(' '));
         check_bad_config("\n" + text, {"line 2, " + key + ": '" + text + "'", kLike});
     }
     const Args kNumbers[] = {{"batch = 0", "out of range"},
@@ -369,44 +365,36 @@ TEST_CASE("auto plan: what was worked out is in config.toml, and a resumed run t
     TempFolder folder;
     write_tiny_data(folder.path());
     const std::string run = folder / "run";
-    const auto line = [&](const std::string& more) { return tiny_run(folder.path(), more); };
-    const ProgramRun first = run_train(folder.path(), line("--epochs 2 --quiet --out " + run));
-    CAPTURE(first.err);
-    REQUIRE(first.exit_code == kExitDone);
+    const auto train = [&](const std::string& more) {
+        return run_train(folder.path(), tiny_run(folder.path(), more + " --quiet --out " + run));
+    };
+    const ProgramRun first = train("--epochs 2");
+    check_run(first, kExitDone);
     CHECK(contains(first.out, "warm-up: a twentieth"));
     CHECK_FALSE(contains(first.out, "of it,"));
     const std::string config = read_bytes(run + "/config.toml");
     Options written = parse_config(config, {});
-    CHECK(written.steps > 0);
-    CHECK(written.epochs == 0);
-    CHECK(written.lr > 1e-3);
-    CHECK(written.warmup == written.steps / 20);
-    CHECK(written.final_lr_fraction == 0.1);
-    CHECK(written.val_every > 0);
+    CHECK((written.steps > 0 && written.lr > 1e-3 && written.val_every > 0));
+    CHECK(std::tie(written.epochs, written.warmup, written.final_lr_fraction) ==
+          std::tuple(0, written.steps / 20, 0.1));
 
     // other values in the run's folder: that is what a resumed run goes on with
     std::string changed = config;
     const std::string steps = fmt::format("steps = {}\n", written.steps);
     REQUIRE(contains(changed, steps));
-    changed.replace(changed.find(steps), steps.size(),
-                    fmt::format("steps = {}\n", (long long)written.steps + 3));
+    changed.replace(changed.find(steps), steps.size(), fmt::format("steps = {}\n", written.steps + 3));
     changed.replace(changed.find("\nlr = "), 6, "\nlr = 0.0077 #");
     write_bytes(run + "/config.toml", changed);
-    const ProgramRun again = run_train(folder.path(), line("--resume auto --quiet --out " + run));
-    CAPTURE(again.err);
-    REQUIRE(again.exit_code == kExitDone);
+    const ProgramRun again = train("--resume auto");
+    check_run(again, kExitDone);
     CHECK(contains(again.out, "lr 0.0077"));
-    CHECK((int64_t)read_log(run).back()["step"].get<int64_t>() >= written.steps + 3);
+    CHECK(read_log(run).back()["step"].get<int64_t>() >= written.steps + 3);
     CHECK_FALSE(contains(again.out, "chosen"));
-    const ProgramRun longer = run_train(
-        folder.path(),
-        line(fmt::format("--resume auto --quiet --steps {} --out ", (long long)written.steps + 5) + run));
-    CHECK(longer.exit_code == kExitDone);
+    const ProgramRun longer = train(fmt::format("--resume auto --steps {}", written.steps + 5));
+    check_run(longer, kExitDone);
     CHECK(contains(longer.out, "lr 0.0077"));
     fs::remove(run + "/config.toml");
-    const ProgramRun lost = run_train(folder.path(), line("--resume auto --quiet --out " + run));
-    CHECK(lost.exit_code == kExitUsage);
-    CHECK(contains(lost.err, "--final-lr-fraction"));
+    check_run(train("--resume auto"), kExitUsage, {"--final-lr-fraction"});
 }
 
 TEST_CASE("auto plan: without --model the CPU trains a d3, and a run goes on with the model that it has") {
@@ -424,9 +412,7 @@ TEST_CASE("auto plan: without --model the CPU trains a d3, and a run goes on wit
     CHECK(config().model == "d3");
     REQUIRE(train("--steps 2 --resume auto").exit_code == kExitDone);
     CHECK(config().model == "d3");
-    const ProgramRun other = train("--steps 3 --resume auto --model d6");
-    CHECK(other.exit_code == kExitUsage);
-    CHECK(contains(other.err, "3 layers"));
+    check_run(train("--steps 3 --resume auto --model d6"), kExitUsage, {"3 layers"});
 }
 
 // ---- what the model gets, and what fits --------------------------------------------------------
@@ -517,9 +503,8 @@ TEST_CASE("llm.c's users: DONE_ files stand for complete checkpoints, and for no
     write_tiny_data(folder.path());
     const std::string run = folder / "run";
     const auto train = [&](const std::string& more) {
-        const ProgramRun done = run_train(
-            folder.path(), tiny_run(folder.path(), "-b 4 -v 0 -s 0 -n 2 --quiet --out " + run + " " + more));
-        CHECK_MESSAGE(done.exit_code == kExitDone, done.err);
+        run_well(folder.path(),
+                 tiny_run(folder.path(), "-b 4 -v 0 -s 0 -n 2 --quiet --out " + run + " " + more));
     };
     train("-x 4");
     CHECK(done_files(run) == Words{"DONE_00000002", "DONE_00000004"});
@@ -538,9 +523,7 @@ TEST_CASE("llm.c's users: DONE_ files stand for complete checkpoints, and for no
                                     "step_00000004", "step_00000004.abandoned", "step_00000005",
                                     "step_00000006.abandoned"});
     // without llm.c's names there are none, as nobody waits for them
-    const ProgramRun ours =
-        run_train(folder.path(), tiny_run(folder.path(), "--steps 2 --quiet --out " + (folder / "ours")));
-    CHECK(ours.exit_code == kExitDone);
+    run_well(folder.path(), tiny_run(folder.path(), "--steps 2 --quiet --out " + folder / "ours"));
     CHECK(done_files(folder / "ours").empty());
 }
 
@@ -555,22 +538,9 @@ TEST_CASE(
         write_token_shard(folder / fmt::format("train_{:06}.bin", i), tokens, 257);
     }
     write_token_shard(folder / "val.bin", learnable_tokens(6, 3, 2), 257);
-    const ProgramRun run = run_train(folder.path(), {"-i",          folder / "train_*.bin",
-                                                     "-j",          folder / "val.bin",
-                                                     "--layers",    "2",
-                                                     "--heads",     "2",
-                                                     "--channels",  "16",
-                                                     "-t",          "12",
-                                                     "-b",          "4",
-                                                     "-v",          "0",
-                                                     "-s",          "0",
-                                                     "-h",          "1",
-                                                     "-ge",         "1",
-                                                     "--quiet",     "-o",
-                                                     folder / "run"});
-    CAPTURE(run.err);
-    REQUIRE(run.exit_code == kExitDone);
+    const ProgramRun run = run_well(
+        folder.path(), words("-i " + folder / "train_*.bin -j " + folder / "val.bin --layers 2 --heads 2 " +
+                             "--channels 16 -t 12 -b 4 -v 0 -s 0 -h 1 -ge 1 --quiet -o " + folder / "run"));
     CHECK(done_files(folder / "run") == Words{"DONE_00000008"});
-    CHECK(contains(run.err, "-ge 1: "));
-    CHECK(contains(run.err, "-h 1: "));
+    check_run(run, kExitDone, {"-ge 1: ", "-h 1: "});
 }

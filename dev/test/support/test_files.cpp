@@ -21,6 +21,10 @@ TempFolder::~TempFolder() {
     std::filesystem::remove_all(path_, ignored);
 }
 
+void check_holds(const std::string& text, std::initializer_list<std::string> parts) {
+    for (const std::string& part : parts) { CHECK_MESSAGE(contains(text, part), part, " in ", text); }
+}
+
 void write_bytes(const std::string& path, const std::string& bytes) {
     unlink(path.c_str());  // ext4 writes a file to the disk at once if it is truncated and filled again: 3 ms
     std::ofstream file(path, std::ios::binary);
@@ -63,12 +67,8 @@ std::string token_bytes(const std::vector<uint16_t>& tokens) {
 
 void check_error(const Error& error, int exit_code, std::initializer_list<std::string> parts) {
     const std::string message = error.what();
-    CAPTURE(message);
-    CHECK(error.exit_code == exit_code);
-    for (const std::string& part : parts) {
-        CAPTURE(part);
-        CHECK(message.find(part) != std::string::npos);
-    }
+    CHECK_MESSAGE(error.exit_code == exit_code, message);
+    check_holds(message, parts);
 }
 
 }  // namespace llmc

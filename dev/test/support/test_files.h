@@ -30,6 +30,9 @@ inline bool contains(const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
 }
 
+// all of these are in the text
+void check_holds(const std::string& text, std::initializer_list<std::string> parts);
+
 void write_bytes(const std::string& path, const std::string& bytes);
 
 std::string read_bytes(const std::string& path);
