@@ -3,22 +3,15 @@
 # passed without it must reject, naming what is wrong. dev/test/faults.pl describes the tables.
 #   dev/test/planted.sh                   all of them
 #   dev/test/planted.sh layernorm gpu-    those whose names contain one of these
-#   dev/test/planted.sh --emulated gpu-layernorm_      those in LayerNorm's kernels (gpu-decode-: in decode.h's;
-#                                                      gpu-ranks-: of many ranks; gpu-muon_kernel_), on the CPU:
-#                                                      dev/emulate/machine.h
+#   dev/test/planted.sh --emulated gpu-layernorm_      those in kernels that the emulator has, on the CPU
 #   dev/test/planted.sh --share 2/3       every third of them, from the second on
 # gpu-* faults are skipped without a CUDA device, cpu-package-* faults (of python/) without PyTorch and pytest, cpu-rung-*
 # faults (of a ladder, on the CPU) without test_emulated, if their lines are still in the sources.
 # Last line: N passed, N failed, N skipped; exit 1 if any failed.
-# PLANTED_HOME: the folder for the copy and the logs, build/planted unless set. Several can run side by side,
-# each with a folder of its own, once everything is built (make), as they share the programs without a fault:
-#   make all
-#   PLANTED_HOME=build/planted-1 dev/test/planted.sh gpu-attention &
-#   PLANTED_HOME=build/planted-2 dev/test/planted.sh gpu-matmul
+# PLANTED_HOME: the folder for the copy and the logs, build/planted unless set; not among the sources. Several can run side
+# by side, each with a folder of its own, once everything is built (make), as they share the programs without a fault.
 # PLANTED_PASSED: programs that have just passed whole, "./test_gpt2 ./test_durable": their tests without a fault are not
 # run again.
-# Any folder will do that is not among the sources: below build/, or outside of the tree. dev/test/run.sh does so with
-# shares of all.
 set -eu
 cd "$(dirname "$0")/../.."
 unset MAKEFLAGS MAKELEVEL MFLAGS  # a surrounding make's -j and BUILD= are not for the copies

@@ -1,11 +1,7 @@
 #!/bin/bash
 # Runs every check of `make test` on what is built, and adds their counts up.
 #   dev/test/run.sh          everything       dev/test/run.sh quick    the unit tests alone
-# Stages: unit tests; a tenth of the fault suite; the documents' tables and links; report.html in a browser, TensorBoard
-# and W&B; the unit tests under address and undefined-behaviour sanitizers; a little fuzzing; the GPU's tests;
-# LayerNorm's kernels on the CPU; planted faults, which the tests must catch; the C interfaces; the PyTorch package; the
-# kernel shootouts (--check).
-# Those that need a GPU are skipped without one. What failed is said again at the end. Last line: N passed, N failed,
+# Stages that need a GPU are skipped without one. What failed is said again at the end. Last line: N passed, N failed,
 # N skipped.
 set -u
 cd "$(dirname "$0")/../.."
@@ -69,19 +65,21 @@ emulated() {  # each test case a process; a comma would end its name
     ./test_emulated --list-test-cases | sed '/^\[doctest\]/d; /^=/d; s/,/?/g' | side_by_side 1 ./test_emulated --test-case={}
 }
 # In shares; those that need a GPU one after the other: some measure what is free of its memory. Without one a tenth of the
-# faults, another tenth with another commit; `make faults` plants all.
+# faults; `make faults` plants all.
 planted() {
     local shares of=1 part=0
     shares=$((8 * $(nproc)))  # small ones, as some faults take long
     if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
         shares=1
     else
-        of=10 part=$((16#$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0) % of))
+        of=10 part=$turn
     fi
     seq $((part * shares + 1)) $((part * shares + shares)) | side_by_side 1 env PLANTED_HOME=build/planted-{} \
         dev/test/planted.sh --share "{}/$((of * shares))"
 }
 
+# of what is tried a tenth of: another tenth with another commit
+turn=$((16#$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0) % 10))
 san=build/sanitized
 # what later stages need is compiled while earlier ones wait; -j: else one at a time, as in every recipe without a +
 build() { nice -n 19 make -j"$(nproc)" --no-print-directory -s "$@"; }
@@ -93,7 +91,7 @@ build_sanitized() {
 if [ "${1:-}" != quick ]; then build_sanitized >$logs/sanitized-build.log 2>&1 & fi
 stage unit unit ./test_gpt2
 if [ "${1:-}" != quick ]; then
-    stage durable ./test_durable
+    stage durable ./test_durable --seed $((turn + 1))
     if [ $failed -eq 0 ]; then export PLANTED_PASSED="./test_gpt2 ./test_durable"; fi
     if command -v python3 >/dev/null; then
         stage tables dev/bench/tables.py --check

@@ -18,14 +18,6 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 measured=0
 
-demangle() {
-    local tool
-    for tool in c++filt cu++filt "$(dirname "$NVCC")/cu++filt"; do
-        if command -v "$tool" >/dev/null 2>&1; then "$tool"; return; fi
-    done
-    cat
-}
-
 for source in "$@"; do
     for target in ${ARCH:-sm_80 sm_90a}; do
         case $target in
@@ -75,5 +67,5 @@ awk '
         printf "%d spill bytes, %d stack bytes in %d kernels\n", spilled, frames, kernels
         exit spilled + frames + serialised > 0
     }' "$folder/all" >"$folder/result" || bad=1
-demangle <"$folder/result"
+c++filt <"$folder/result"  # of binutils, as the linker is
 exit "${bad:-0}"

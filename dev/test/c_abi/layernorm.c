@@ -41,48 +41,47 @@ static void backward_refused(llmc_layernorm_backward_args a, int code, const cha
     refused(llmc_layernorm_backward(&a), code, "llmc_layernorm_backward: ", text);
 }
 
-static double memory[64];  // what pointers point to where nothing may be touched
+static long double memory[64];  // what pointers point to where nothing may be touched, aligned to 16 bytes
 
-static llmc_layernorm_forward_args forward_args(void) {
-    llmc_layernorm_forward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = sizeof a;
-    a.dtype = LLMC_LAYERNORM_FLOAT32;
-    a.out = a.mean = a.rstd = memory;
-    a.inp = a.weight = a.bias = memory;
-    a.N = 3;
-    a.C = 5;
-    a.eps = 1e-5;
-    return a;
-}
-
-static llmc_layernorm_backward_args backward_args(void) {
-    llmc_layernorm_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = sizeof a;
-    a.dtype = LLMC_LAYERNORM_FLOAT32;
-    a.dinp = a.dweight = a.dbias = memory;
-    a.dout = a.inp = a.weight = a.mean = a.rstd = memory;
-    a.N = 3;
-    a.C = 5;
-    a.workspace = (void*)(((uintptr_t)memory + 15) / 16 * 16);
-    a.workspace_size = (size_t)1 << 40;
-    return a;
-}
+static const llmc_layernorm_forward_args forward_args = {.struct_size = sizeof forward_args,
+                                                         .dtype = LLMC_LAYERNORM_FLOAT32,
+                                                         .out = memory,
+                                                         .mean = memory,
+                                                         .rstd = memory,
+                                                         .inp = memory,
+                                                         .weight = memory,
+                                                         .bias = memory,
+                                                         .N = 3,
+                                                         .C = 5,
+                                                         .eps = 1e-5};
+static const llmc_layernorm_backward_args backward_args = {.struct_size = sizeof backward_args,
+                                                           .dtype = LLMC_LAYERNORM_FLOAT32,
+                                                           .dinp = memory,
+                                                           .dweight = memory,
+                                                           .dbias = memory,
+                                                           .dout = memory,
+                                                           .inp = memory,
+                                                           .weight = memory,
+                                                           .mean = memory,
+                                                           .rstd = memory,
+                                                           .N = 3,
+                                                           .C = 5,
+                                                           .workspace = memory,
+                                                           .workspace_size = (size_t)1 << 40};
 
 static void test_structs(void) {
     refused(llmc_layernorm_forward(NULL), LLMC_LAYERNORM_INVALID, "llmc_layernorm_forward: ", "args is null");
     refused(llmc_layernorm_backward(NULL), LLMC_LAYERNORM_INVALID,
             "llmc_layernorm_backward: ", "args is null");
 
-    llmc_layernorm_forward_args a = forward_args();
+    llmc_layernorm_forward_args a = forward_args;
     a.struct_size = 0;
     forward_refused(a, LLMC_LAYERNORM_INVALID, "struct_size is 0");
     a.struct_size = sizeof a - 8;
     forward_refused(a, LLMC_LAYERNORM_INVALID, "struct_size is");
     a.struct_size = (size_t)-1;
     forward_refused(a, LLMC_LAYERNORM_INVALID, "struct_size is");
-    llmc_layernorm_backward_args b = backward_args();
+    llmc_layernorm_backward_args b = backward_args;
     b.struct_size = sizeof b - 1;
     backward_refused(b, LLMC_LAYERNORM_INVALID, "struct_size is");
 
@@ -90,7 +89,7 @@ static void test_structs(void) {
     struct {
         llmc_layernorm_forward_args now;
         int64_t added[2];
-    } later = {forward_args(), {0, 0}};
+    } later = {forward_args, {0, 0}};
     later.now.struct_size = sizeof later;
     later.now.N = 0;
     expect(llmc_layernorm_forward(&later.now) == LLMC_LAYERNORM_OK, "a later struct without its new fields");
@@ -102,30 +101,30 @@ static void test_structs(void) {
 static void test_forward(void) {
     const int invalid = LLMC_LAYERNORM_INVALID, unsupported = LLMC_LAYERNORM_UNSUPPORTED;
     llmc_layernorm_forward_args a;
-    a = forward_args(), a.dtype = 0, forward_refused(a, invalid, "dtype is 0");
-    a = forward_args(), a.dtype = 5, forward_refused(a, invalid, "dtype is 5");
-    a = forward_args(), a.weight_dtype = -1, forward_refused(a, invalid, "weight_dtype is -1");
-    a = forward_args(), a.weight_dtype = LLMC_LAYERNORM_FLOAT16;
+    a = forward_args, a.dtype = 0, forward_refused(a, invalid, "dtype is 0");
+    a = forward_args, a.dtype = 5, forward_refused(a, invalid, "dtype is 5");
+    a = forward_args, a.weight_dtype = -1, forward_refused(a, invalid, "weight_dtype is -1");
+    a = forward_args, a.weight_dtype = LLMC_LAYERNORM_FLOAT16;
     forward_refused(a, unsupported, "weight_dtype is float16 beside dtype float32, expected float32");
-    a = forward_args(), a.dtype = LLMC_LAYERNORM_BFLOAT16, a.weight_dtype = LLMC_LAYERNORM_FLOAT16;
+    a = forward_args, a.dtype = LLMC_LAYERNORM_BFLOAT16, a.weight_dtype = LLMC_LAYERNORM_FLOAT16;
     forward_refused(a, unsupported, "expected bfloat16 or float32");
-    a = forward_args(), a.dtype = LLMC_LAYERNORM_FLOAT64, a.weight_dtype = LLMC_LAYERNORM_FLOAT32;
+    a = forward_args, a.dtype = LLMC_LAYERNORM_FLOAT64, a.weight_dtype = LLMC_LAYERNORM_FLOAT32;
     forward_refused(a, unsupported, "weight_dtype is float32 beside dtype float64");
-    a = forward_args(), a.N = -1, forward_refused(a, invalid, "N is -1");
-    a = forward_args(), a.C = 0, forward_refused(a, invalid, "C is 0");
-    a = forward_args(), a.C = (int64_t)1 << 31, forward_refused(a, invalid, "C is 2147483648");
-    a = forward_args(), a.N = INT64_MAX, forward_refused(a, invalid, "64-bit");
-    a = forward_args(), a.inp_stride = 4, forward_refused(a, invalid, "inp_stride is 4");
-    a = forward_args(), a.out_stride = -5, forward_refused(a, invalid, "out_stride is -5");
-    a = forward_args(), a.inp2_stride = INT64_MAX, forward_refused(a, invalid, "inp2_stride: 3 rows");
-    a = forward_args(), a.eps = -1, forward_refused(a, invalid, "eps is -1");
-    a = forward_args(), a.eps = NAN, forward_refused(a, invalid, "eps is ");
-    a = forward_args(), a.out = NULL, forward_refused(a, invalid, "out is null");
-    a = forward_args(), a.inp = NULL, forward_refused(a, invalid, "inp is null");
-    a = forward_args(), a.inp = (char*)memory + 2, forward_refused(a, invalid, "expected a multiple of 4");
-    a = forward_args(), a.residual = memory, forward_refused(a, invalid, "inp2 is null");
-    a = forward_args(), a.inp2 = memory, forward_refused(a, invalid, "residual is null");
-    a = forward_args(), a.N = 0, a.out = NULL, a.inp = NULL;
+    a = forward_args, a.N = -1, forward_refused(a, invalid, "N is -1");
+    a = forward_args, a.C = 0, forward_refused(a, invalid, "C is 0");
+    a = forward_args, a.C = (int64_t)1 << 31, forward_refused(a, invalid, "C is 2147483648");
+    a = forward_args, a.N = INT64_MAX, forward_refused(a, invalid, "64-bit");
+    a = forward_args, a.inp_stride = 4, forward_refused(a, invalid, "inp_stride is 4");
+    a = forward_args, a.out_stride = -5, forward_refused(a, invalid, "out_stride is -5");
+    a = forward_args, a.inp2_stride = INT64_MAX, forward_refused(a, invalid, "inp2_stride: 3 rows");
+    a = forward_args, a.eps = -1, forward_refused(a, invalid, "eps is -1");
+    a = forward_args, a.eps = NAN, forward_refused(a, invalid, "eps is ");
+    a = forward_args, a.out = NULL, forward_refused(a, invalid, "out is null");
+    a = forward_args, a.inp = NULL, forward_refused(a, invalid, "inp is null");
+    a = forward_args, a.inp = (char*)memory + 2, forward_refused(a, invalid, "expected a multiple of 4");
+    a = forward_args, a.residual = memory, forward_refused(a, invalid, "inp2 is null");
+    a = forward_args, a.inp2 = memory, forward_refused(a, invalid, "residual is null");
+    a = forward_args, a.N = 0, a.out = NULL, a.inp = NULL;
     expect(llmc_layernorm_forward(&a) == LLMC_LAYERNORM_OK, "forward of no rows");
     expect(llmc_layernorm_last_error()[0] == '\0', "no message after a call that went well");
 }
@@ -133,27 +132,27 @@ static void test_forward(void) {
 static void test_backward(void) {
     const int invalid = LLMC_LAYERNORM_INVALID, unsupported = LLMC_LAYERNORM_UNSUPPORTED;
     llmc_layernorm_backward_args a;
-    a = backward_args(), a.dtype = 77, backward_refused(a, invalid, "dtype is 77");
-    a = backward_args(), a.grad_dtype = 9, backward_refused(a, invalid, "grad_dtype is 9");
-    a = backward_args(), a.grad_dtype = LLMC_LAYERNORM_BFLOAT16;
+    a = backward_args, a.dtype = 77, backward_refused(a, invalid, "dtype is 77");
+    a = backward_args, a.grad_dtype = 9, backward_refused(a, invalid, "grad_dtype is 9");
+    a = backward_args, a.grad_dtype = LLMC_LAYERNORM_BFLOAT16;
     backward_refused(a, unsupported, "grad_dtype is bfloat16 beside dtype float32");
-    a = backward_args(), a.dtype = LLMC_LAYERNORM_FLOAT16, a.weight_dtype = LLMC_LAYERNORM_FLOAT32;
+    a = backward_args, a.dtype = LLMC_LAYERNORM_FLOAT16, a.weight_dtype = LLMC_LAYERNORM_FLOAT32;
     a.grad_dtype = LLMC_LAYERNORM_FLOAT16;
     backward_refused(a, unsupported, "grad_dtype is float16 with weight_dtype float32");
-    a = backward_args(), a.accumulate = 2, backward_refused(a, invalid, "accumulate is 2");
-    a = backward_args(), a.accumulate_dinp = -1, backward_refused(a, invalid, "accumulate_dinp is -1");
-    a = backward_args(), a.reserved = 1, backward_refused(a, unsupported, "reserved is 1");
-    a = backward_args(), a.N = INT64_MIN, backward_refused(a, invalid, "N is -9223372036854775808");
-    a = backward_args(), a.C = -5, backward_refused(a, invalid, "C is -5");
-    a = backward_args(), a.dout_stride = 1, backward_refused(a, invalid, "dout_stride is 1");
-    a = backward_args(), a.dout = NULL, backward_refused(a, invalid, "dout is null");
-    a = backward_args(), a.inp = NULL, backward_refused(a, invalid, "inp is null");
-    a = backward_args(), a.mean = NULL, backward_refused(a, invalid, "mean is null");
-    a = backward_args(), a.rstd = NULL, backward_refused(a, invalid, "rstd is null");
-    a = backward_args(), a.dweight = (char*)memory + 1, backward_refused(a, invalid, "dweight is 0x");
-    a = backward_args(), a.workspace = NULL, backward_refused(a, invalid, "workspace is null");
-    a = backward_args(), a.workspace_size = 1, backward_refused(a, invalid, "workspace_size is 1");
-    a = backward_args(), a.workspace = (char*)a.workspace + 8;
+    a = backward_args, a.accumulate = 2, backward_refused(a, invalid, "accumulate is 2");
+    a = backward_args, a.accumulate_dinp = -1, backward_refused(a, invalid, "accumulate_dinp is -1");
+    a = backward_args, a.reserved = 1, backward_refused(a, unsupported, "reserved is 1");
+    a = backward_args, a.N = INT64_MIN, backward_refused(a, invalid, "N is -9223372036854775808");
+    a = backward_args, a.C = -5, backward_refused(a, invalid, "C is -5");
+    a = backward_args, a.dout_stride = 1, backward_refused(a, invalid, "dout_stride is 1");
+    a = backward_args, a.dout = NULL, backward_refused(a, invalid, "dout is null");
+    a = backward_args, a.inp = NULL, backward_refused(a, invalid, "inp is null");
+    a = backward_args, a.mean = NULL, backward_refused(a, invalid, "mean is null");
+    a = backward_args, a.rstd = NULL, backward_refused(a, invalid, "rstd is null");
+    a = backward_args, a.dweight = (char*)memory + 1, backward_refused(a, invalid, "dweight is 0x");
+    a = backward_args, a.workspace = NULL, backward_refused(a, invalid, "workspace is null");
+    a = backward_args, a.workspace_size = 1, backward_refused(a, invalid, "workspace_size is 1");
+    a = backward_args, a.workspace = (char*)a.workspace + 8;
     backward_refused(a, invalid, "expected a multiple of 16");
 
     size_t bytes = 0;
@@ -268,17 +267,11 @@ static void fill(void) {
     }
 }
 
-static llmc_layernorm_forward_args small_forward(void) {
-    llmc_layernorm_forward_args f;
-    memset(&f, 0, sizeof f);
-    f.struct_size = sizeof f;
-    f.dtype = LLMC_LAYERNORM_FLOAT32;
-    f.N = N, f.C = C, f.eps = 1e-5;
-    return f;
-}
+static const llmc_layernorm_forward_args small_forward = {
+    .struct_size = sizeof small_forward, .dtype = LLMC_LAYERNORM_FLOAT32, .N = N, .C = C, .eps = 1e-5};
 
 static void test_without_gpu(void) {
-    llmc_layernorm_forward_args f = small_forward();
+    llmc_layernorm_forward_args f = small_forward;
     f.out = y, f.inp = x;
     expect(llmc_layernorm_forward(&f) == LLMC_LAYERNORM_DEVICE,
            "a good call without a GPU is a device error");
@@ -295,21 +288,18 @@ static void test_numbers(void) {
     static float ones[ROWS];
     for (int i = 0; i < ROWS; i++) { ones[i] = 1; }
     fill();
-    llmc_layernorm_forward_args f = small_forward();
+    llmc_layernorm_forward_args f = small_forward;
     f.out = on_gpu(NULL, ROWS), f.residual = on_gpu(NULL, ROWS);
     f.mean = on_gpu(NULL, N), f.rstd = on_gpu(NULL, N);
     f.inp = on_gpu(x, ROWS), f.inp2 = on_gpu(x2, ROWS), f.weight = on_gpu(w, C), f.bias = on_gpu(b, C);
     f.out_stride = f.inp_stride = f.residual_stride = f.inp2_stride = STRIDE;
     expect(llmc_layernorm_forward(&f) == LLMC_LAYERNORM_OK && synchronize() == 0, "forward on the GPU");
 
-    llmc_layernorm_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = sizeof a;
-    a.dtype = LLMC_LAYERNORM_FLOAT32;
+    llmc_layernorm_backward_args a = {
+        .struct_size = sizeof a, .dtype = LLMC_LAYERNORM_FLOAT32, .N = N, .C = C};
     a.accumulate = a.accumulate_dinp = 1;
     a.dinp = on_gpu(ones, ROWS), a.dweight = on_gpu(ones, C), a.dbias = on_gpu(ones, C);
     a.dout = on_gpu(dy, ROWS), a.inp = f.residual, a.weight = f.weight, a.mean = f.mean, a.rstd = f.rstd;
-    a.N = N, a.C = C;
     a.dinp_stride = a.dout_stride = a.inp_stride = STRIDE;
     uint64_t workspace = 0;
     expect(llmc_layernorm_backward_workspace(C, &a.workspace_size) == LLMC_LAYERNORM_OK &&

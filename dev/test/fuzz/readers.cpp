@@ -73,18 +73,14 @@ std::string model_bytes(const std::string& folder, int32_t version) {
     return get(folder + "/seed.bin");
 }
 
-void read_model(const std::string& folder, const std::string& bytes) {
-    put(folder + "/f.bin", bytes);
-    load_model(ModelFile(folder + "/f.bin"), use);
-}
+void read_model(const std::string& path, const std::string&) { load_model(ModelFile(path), use); }
 
 Seeds model_seeds(const std::string& folder) {
     return {model_bytes(folder, kModelFp32), model_bytes(folder, kModelBf16)};
 }
 
-void read_safetensors(const std::string& folder, const std::string& bytes) {
-    put(folder + "/f.safetensors", bytes);
-    const SafetensorsFile file(folder + "/f.safetensors");
+void read_safetensors(const std::string& path, const std::string&) {
+    const SafetensorsFile file(path);
     for (const SafetensorsEntry& e : file.entries()) {
         if (e.type == TensorType::kOther) { continue; }
         std::vector<float> values((size_t)e.elements);
@@ -126,7 +122,7 @@ std::string good_checkpoint(const std::string& folder) {
 
 void read_checkpoint(const std::string& folder, const std::string& bytes) {
     if (bytes.empty()) { return; }
-    const std::string good = good_checkpoint(folder), path = folder + "/f";
+    const std::string good = good_checkpoint(folder), path = folder + "f";
     const size_t which = (uint8_t)bytes[0] % std::size(kFiles);
     fs::create_directories(path);
     std::string manifest;
@@ -156,24 +152,17 @@ void read_run_record(const std::string&, const std::string& bytes) {
     const std::string text = to_json(parse_run_record(bytes, "f.json"));
     if (to_json(parse_run_record(text, "again")) != text) { must_not("a record changes when it is written"); }
 }
-Seeds run_record_seeds(const std::string& folder) { return {get(good_checkpoint(folder) + "/run.json")}; }
 
 // the log of a run, and going on in it
-void read_log(const std::string& folder, const std::string& bytes) {
-    put(folder + "/log.jsonl", bytes);
+void read_log(const std::string& path, const std::string& bytes) {
     descent_of_log(bytes, "log.jsonl");
-    { RunJournal log(folder, 5, log_start({{"0123456789abcdef", 0}}, 5)); }
-    const std::string after = get(folder + "/log.jsonl");
+    { RunJournal log(fs::path(path).parent_path(), 5, log_start({{"0123456789abcdef", 0}}, 5)); }
+    const std::string after = get(path);
     if (after.empty() || after.back() != '\n') { must_not("half a line is left"); }
 }
-Seeds log_seeds(const std::string&) {
-    return {log_start({{"0123456789abcdef", 0}}, 0) +
-            "{\"step\":0,\"train_loss\":1.5}\n{\"step\":7,\"val_loss\":1}\n{\"st"};
-}
 
-void read_debug_state(const std::string& folder, const std::string& bytes) {
-    put(folder + "/f.bin", bytes);
-    const DebugState state(folder + "/f.bin", small_config());
+void read_debug_state(const std::string& path, const std::string&) {
+    const DebugState state(path, small_config());
     for (int t = 0; t < kNumTensors; t++) { use(State::kParameter, t, 0, state.gradient(t)); }
     use(State::kParameter, 0, 0, state.logits());
     for (int32_t token : state.batch().tokens) {
@@ -189,9 +178,7 @@ Seeds debug_state_seeds(const std::string&) {
 
 // ---- data --------------------------------------------------------------------------------------
 
-void read_shard(const std::string& folder, const std::string& bytes) {
-    const std::string path = folder + "/f.bin";
-    put(path, bytes);
+void read_shard(const std::string& path, const std::string&) {
     const ShardSet set(path);
     Batch batch;
     const int end = set.vocab_size() - 1;
@@ -220,23 +207,19 @@ Seeds shard_seeds(const std::string& folder) {
     return {ours, others};
 }
 
-void read_val(const std::string& folder, const std::string& bytes) {
-    put(folder + "/f.json", bytes);
-    for (const auto& info = read_val_info(folder + "/f.bin", 1000); const auto& probe : info->probes) {
+void read_val(const std::string& path, const std::string&) {
+    const std::string shard = fs::path(path).replace_extension(".bin");
+    for (const auto& info = read_val_info(shard, 1000); const auto& probe : info->probes) {
         for (auto [at, length] : probe.spans) {
             if (at < 1 || length < 1 || at + length > 1000) { must_not("a probe outside of the shard"); }
         }
     }
 }
-Seeds val_seeds(const std::string&) {
-    return {
-        "{\"entropy_nats_per_token\": 0.5, \"tokens\": 999, \"probes\": {\"sums\": [[1, 2], [900, 3]], "
-        "\"b\": []}}"};
-}
 
 // ---- text --------------------------------------------------------------------------------------
 
-void use_tokenizer(const Tokenizer& t) {
+void read_tokenizer(const std::string& path, const std::string&) {
+    const Tokenizer t = Tokenizer::load(path);
     std::vector<int> ids;
     for (int id = 0; id < t.vocab_size(); id++) { ids.push_back(id); }
     for (unsigned char c : t.printable(ids)) {
@@ -250,10 +233,6 @@ void use_tokenizer(const Tokenizer& t) {
     if (back != text) { must_not("a text is not what it was"); }
 }
 
-void read_tokenizer(const std::string& folder, const std::string& bytes) {
-    put(folder + "/f.bin", bytes);
-    use_tokenizer(Tokenizer::load(folder + "/f.bin"));
-}
 Seeds tokenizer_seeds(const std::string&) {
     std::string bytes(1024, '\0');
     const int32_t header[] = {20240328, 2, 3, 2};
@@ -261,10 +240,6 @@ Seeds tokenizer_seeds(const std::string&) {
     return {bytes + std::string("\1a\3bcd\2\xc3\xa9", 9)};
 }
 
-void read_tokenizer_json(const std::string& folder, const std::string& bytes) {
-    put(folder + "/tokenizer.json", bytes);
-    use_tokenizer(Tokenizer::load(folder + "/tokenizer.json"));
-}
 Seeds tokenizer_json_seeds(const std::string& folder) {
     Tokenizer::bytes().save(folder, 64);
     const std::string all_bytes = get(folder + "/tokenizer.json");
@@ -276,9 +251,9 @@ Seeds tokenizer_json_seeds(const std::string& folder) {
 void read_bpe(const std::string& folder, const std::string& bytes) {
     if (bytes.empty()) { return; }
     const bool merges = bytes[0] % 2 != 0;
-    put(folder + "/vocab.json", merges ? get("dev/test/fixture/bpe/encoder.json") : bytes.substr(1));
-    put(folder + "/merges.txt", merges ? bytes.substr(1) : get("dev/test/fixture/bpe/vocab.bpe"));
-    use_tokenizer(Tokenizer::load(folder + "/vocab.json"));
+    put(folder + "vocab.json", merges ? get("dev/test/fixture/bpe/encoder.json") : bytes.substr(1));
+    put(folder + "merges.txt", merges ? bytes.substr(1) : get("dev/test/fixture/bpe/vocab.bpe"));
+    read_tokenizer(folder + "vocab.json", bytes);
 }
 Seeds bpe_seeds(const std::string&) {
     return {std::string(1, '\0') + get("dev/test/fixture/bpe/encoder.json"),
@@ -286,9 +261,6 @@ Seeds bpe_seeds(const std::string&) {
 }
 
 void read_json(const std::string&, const std::string& bytes) { parse_json(bytes, "f.json"); }
-Seeds json_seeds(const std::string&) {
-    return {"{\"a\": [1, -2.5e3, \"x\\u00e9\", null, true], \"b\": {\"c\": {}}}"};
-}
 
 // however it is cut, the same objects come; the first byte says where
 void read_json_lines(const std::string&, const std::string& bytes) {
@@ -307,13 +279,9 @@ void read_json_lines(const std::string&, const std::string& bytes) {
     }
     if (found[0] != found[1]) { must_not("what comes depends on how the bytes are cut"); }
 }
-Seeds json_lines_seeds(const std::string&) {
-    return {"\x09{\"text\": \"a\\n\"}\r\n\n{\"id\": 1, \"text\": \"\\u00e9\"}\n{\"text\": \"\"}"};
-}
 
-void read_eval_file(const std::string& folder, const std::string& bytes) {
-    put(folder + "/f.bin", bytes);
-    const EvalFile file(folder + "/f.bin");
+void read_eval_file(const std::string& path, const std::string&) {
+    const EvalFile file(path);
     const auto check = [&](std::span<const uint16_t> tokens) {
         if (tokens.empty()) { must_not("a part of an example is empty"); }
         for (uint16_t token : tokens) {
@@ -343,19 +311,14 @@ Options parse(const std::vector<std::string>& words) {
     return parse_options((int)argv.size(), argv.data(), Program::kCpu, &exit_code);
 }
 
-void read_config_file(const std::string& folder, const std::string& bytes) {
-    const std::string path = folder + "/f.toml";
+void read_config_file(const std::string& path, const std::string& bytes) {
     Options scratch;  // most inputs end here, before the parser of all options
     read_config(bytes, "f.toml", trainer_table(&scratch));
-    put(path, bytes);
     const std::string text = config_text(parse({"--config", path}));
     put(path, text);
     if (config_text(parse({"--config", path})) != text) {
         must_not("a configuration changes when it is written");
     }
-}
-Seeds config_seeds(const std::string&) {
-    return {config_text(Options()), "lr = 0.1\n[x]\nmodel = \"d12\" # a\n"};
 }
 
 void read_command_line(const std::string&, const std::string& bytes) {
@@ -371,36 +334,46 @@ void read_command_line(const std::string&, const std::string& bytes) {
     }
     parse(words);
 }
-Seeds command_line_seeds(const std::string&) {
-    return {"--lr\n0.1\n--steps=5\n-b\n4\n-nk\n2\n--keep-best", "-e\nd12\n-x\n-1"};
-}
 
 }  // namespace
 
 const std::vector<ReaderUnderTest>& readers_under_test() {
+    const auto are = [](const Seeds& texts) { return [texts](const std::string&) { return texts; }; };
+    const auto record = [](const std::string& folder) {
+        return Seeds{get(good_checkpoint(folder) + "/run.json")};
+    };
     static const std::vector<ReaderUnderTest> all = {
-        {"model", read_model, model_seeds},
-        {"safetensors", read_safetensors, safetensors_seeds},
-        {"checkpoint", read_checkpoint, checkpoint_seeds},
-        {"run_record", read_run_record, run_record_seeds},
-        {"log", read_log, log_seeds},
-        {"debug_state", read_debug_state, debug_state_seeds},
-        {"shard", read_shard, shard_seeds},
-        {"val_info", read_val, val_seeds},
-        {"tokenizer", read_tokenizer, tokenizer_seeds},
-        {"tokenizer_json", read_tokenizer_json, tokenizer_json_seeds},
-        {"bpe", read_bpe, bpe_seeds},
-        {"json", read_json, json_seeds},
-        {"json_lines", read_json_lines, json_lines_seeds},
-        {"eval_file", read_eval_file, eval_file_seeds},
-        {"config", read_config_file, config_seeds},
-        {"command_line", read_command_line, command_line_seeds}};
+        {"model", "f.bin", read_model, model_seeds},
+        {"safetensors", "f.safetensors", read_safetensors, safetensors_seeds},
+        {"checkpoint", "", read_checkpoint, checkpoint_seeds},
+        {"run_record", "", read_run_record, record},
+        {"log", "log.jsonl", read_log,
+         are({log_start({{"0123456789abcdef", 0}}, 0) +
+              "{\"step\":0,\"train_loss\":1.5}\n{\"step\":7,\"val_loss\":1}\n{\"st"})},
+        {"debug_state", "f.bin", read_debug_state, debug_state_seeds},
+        {"shard", "f.bin", read_shard, shard_seeds},
+        {"val_info", "f.json", read_val,
+         are({"{\"entropy_nats_per_token\": 0.5, \"tokens\": 999, \"probes\": {\"sums\": [[1, 2], [900, 3]], "
+              "\"b\": []}}"})},
+        {"tokenizer", "f.bin", read_tokenizer, tokenizer_seeds},
+        {"tokenizer_json", "tokenizer.json", read_tokenizer, tokenizer_json_seeds},
+        {"bpe", "", read_bpe, bpe_seeds},
+        {"json", "", read_json, are({"{\"a\": [1, -2.5e3, \"x\\u00e9\", null, true], \"b\": {\"c\": {}}}"})},
+        {"json_lines", "", read_json_lines,
+         are({"\x09{\"text\": \"a\\n\"}\r\n\n{\"id\": 1, \"text\": \"\\u00e9\"}\n{\"text\": \"\"}"})},
+        {"eval_file", "f.bin", read_eval_file, eval_file_seeds},
+        {"config", "f.toml", read_config_file,
+         are({config_text(Options()), "lr = 0.1\n[x]\nmodel = \"d12\" # a\n"})},
+        {"command_line", "", read_command_line,
+         are({"--lr\n0.1\n--steps=5\n-b\n4\n-nk\n2\n--keep-best", "-e\nd12\n-x\n-1"})}};
     return all;
 }
 
 void check_reader(const ReaderUnderTest& reader, const std::string& folder, const std::string& bytes) {
+    const std::string path = folder + "/" + reader.file;
     try {
-        reader.read(folder, bytes);
+        if (!reader.file.empty()) { put(path, bytes); }
+        reader.read(path, bytes);
     } catch (const Error& e) {
         const std::string message = e.what();
         if (e.exit_code != kExitBadInput && e.exit_code != kExitUsage) {

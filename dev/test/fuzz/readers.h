@@ -1,6 +1,7 @@
 // Everything that reads what comes from outside, as functions of bytes: for libFuzzer (run.sh) and for
 // the test that bounds what they allocate (test_damage.cpp).
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -8,11 +9,13 @@ namespace llmc {
 
 struct ReaderUnderTest {
     const char* name;
-    // Reads these bytes as a file (in a folder of its own) and uses what was read. Throws what the reader
-    // throws, which must be an Error with exit code 2 or 3.
-    void (*read)(const std::string& folder, const std::string& bytes);
+    std::string
+        file;  // what the bytes are written to, in a folder of its own; "" = the reader does that, or needs none
+    // Reads that file (of "" the folder's, with a slash) or these bytes and uses what was read. Throws what the reader throws, which must be an
+    // Error with exit code 2 or 3.
+    void (*read)(const std::string& path, const std::string& bytes);
     // bytes that are right, or nearly
-    std::vector<std::string> (*seeds)(const std::string& folder);
+    std::function<std::vector<std::string>(const std::string& folder)> seeds;
 };
 
 const std::vector<ReaderUnderTest>& readers_under_test();

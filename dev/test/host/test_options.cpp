@@ -520,7 +520,7 @@ TEST_CASE(
         std::vector<char*> argv;
         for (std::string& word : words) { argv.push_back(word.data()); }
         if (!wants_comparison((int)argv.size(), argv.data())) { return std::string("no"); }
-        return parse_compare_options((int)argv.size(), argv.data()).state;
+        return parse_compare_options((int)argv.size(), argv.data())["--state"];
     };
     CHECK(compares({"t", "--model", "a.bin", "--state", "b.bin"}) == "b.bin");
     CHECK(compares({"t", "--test-case=x*", "-s"}) == "no");

@@ -25,15 +25,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Place {
-    TempFolder folder;
-    Place() { write_tiny_data(folder.path()); }
+struct Place : Runs {
+    Place() : Runs("--quiet --sample-every 0 --val-every 0") {}
     std::string path(const std::string& name) const { return folder / name; }
-    ProgramRun train(const std::string& out, const std::string& more) const {
-        return run_train(folder.path(),
-                         tiny_run(folder.path(),
-                                  "--quiet --sample-every 0 --val-every 0 --out " + path(out) + " " + more));
-    }
+    ProgramRun train(const std::string& out, const std::string& more) const { return Runs::run(out, more); }
     ProgramRun run(const Words& words) const { return run_train(folder.path(), words); }
     // refused with this text, and the file is as it was
     void check_refused(const ProgramRun& r, const std::string& text, const std::string& file,

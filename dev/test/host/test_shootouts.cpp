@@ -1,9 +1,6 @@
 // Tests of what a shootout prints, writes and takes as options, without a GPU.
 #include <atomic>
 #include <chrono>
-#include <cstdio>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -48,17 +45,12 @@ TEST_CASE("JSON: quotes are escaped, what is not a number is null, the file hold
     Report report;
     report.context.set("gpu", "none").set({{"sms", 132}});
     report.rows = {json_row({.version = "v1"}), json_row({.version = "v2"})};
-    std::string path =
-        fmt::format("{}/test_bounds.json", std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp");
-    report.save(path);
-    std::stringstream text;
-    text << std::ifstream(path).rdbuf();
-    std::remove(path.c_str());
-    CHECK(text.str().starts_with("{\n  \"context\": {\"gpu\": \"none\", \"sms\": 132}"));
-    CHECK(text.str().find("\"version\": \"v2\"") != std::string::npos);
-    CHECK(text.str().find("\"us\": null") != std::string::npos);
-    CHECK(text.str().find("\"roof_counts\": true") != std::string::npos);
-    CHECK(text.str().find("nan") == std::string::npos);
+    TempFolder folder;
+    report.save(folder / "report.json");
+    const std::string text = read_bytes(folder / "report.json");
+    CHECK(text.starts_with("{\n  \"context\": {\"gpu\": \"none\", \"sms\": 132}"));
+    check_holds(text, {"\"version\": \"v2\"", "\"us\": null", "\"roof_counts\": true"});
+    CHECK_FALSE(contains(text, "nan"));
     CHECK_THROWS_WITH_AS(report.save("/nowhere/at/all.json"),
                          "--json: cannot write /nowhere/at/all.json: No such file or directory", Error);
 }
@@ -110,18 +102,10 @@ TEST_CASE("options of the shootouts") {
     CHECK((latency.latency && !latency.warm && !parse({}).latency));
 
     auto complaint = [&](std::vector<const char*> words) -> std::string {
-        try {
-            parse(words);
-        } catch (const Error& error) {
-            CHECK(error.exit_code == kExitUsage);
-            return error.what();
-        }
-        return "";
+        const Error error = error_of([&] { parse(words); });
+        return error.exit_code == kExitUsage ? error.what() : "";
     };
-    CHECK(complaint({"--foo"}) == "unknown option '--foo'. See dev/cuda/layernorm_forward --help.");
     CHECK(complaint({"--shapes", "8x8"}).starts_with("unknown option '--shapes'. Did you mean --shape?"));
-    CHECK(complaint({"--shape"}).starts_with("--shape needs a value, and nothing follows."));
-    CHECK(complaint({"--check=1"}).starts_with("--check: '1' is not known. Expected true or false."));
     CHECK(complaint({"--for-sanitizer"}).starts_with("--for-sanitizer needs --check, which is missing."));
     CHECK(parse({"--for-sanitizer", "--check"}).for_sanitizer);
     CHECK(complaint({"--sweep", "--check"}).starts_with("--check and --sweep: give one or the other."));

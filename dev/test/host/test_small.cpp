@@ -29,6 +29,9 @@ struct Root : TempFolder {
         std::filesystem::create_directories(std::filesystem::path(*this / name).parent_path());
         write_bytes(*this / name, text);
     }
+    void group(const std::string& name, const std::string& text) const {
+        file("sys/fs/cgroup/" + name, text);
+    }
 };
 
 }  // namespace
@@ -233,10 +236,8 @@ TEST_CASE("parameters: GPT-2's published sizes") {
     CHECK(padded_vocab(1) == 64);
     CHECK(file_elements(d12) == 124475904);
     CHECK(num_parameters(d12) == 124439808);
-    const GPT2Config d24{.num_layers = 24, .num_heads = 16, .channels = 1024};
-    CHECK(num_parameters(d24) == 354823168);
-    const GPT2Config d48{.num_layers = 48, .num_heads = 25, .channels = 1600};
-    CHECK(num_parameters(d48) == 1557611200);
+    CHECK(num_parameters({.num_layers = 24, .num_heads = 16, .channels = 1024}) == 354823168);
+    CHECK(num_parameters({.num_layers = 48, .num_heads = 25, .channels = 1600}) == 1557611200);
 }
 
 TEST_CASE("parameters: in memory no two tensors overlap, each is aligned, a block is one range") {
@@ -278,19 +279,19 @@ TEST_CASE("cores: a container's quota of time, rounded up") {
     Root root;
     const int all = usable_cores();
     root.file("proc/self/cgroup", "0::/job/step\n");
-    root.file("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
+    root.group("job/step/cpu.max", "max 100000\n");
     CHECK(usable_cores(root.path()) == all);
-    root.file("sys/fs/cgroup/job/cpu.max", "150000 100000\n");
+    root.group("job/cpu.max", "150000 100000\n");
     CHECK(usable_cores(root.path()) == std::min(all, 2));
-    root.file("sys/fs/cgroup/cpu.max", "20000 50000\n");
+    root.group("cpu.max", "20000 50000\n");
     CHECK(usable_cores(root.path()) == 1);
     root.file("proc/self/cgroup", "3:cpuset:/x\n4:cpu,cpuacct:/docker/abc\n0::/\n");
-    root.file("sys/fs/cgroup/cpu.max", "max 100000\n");
-    root.file("sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "-1\n");
-    root.file("sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000\n");
+    root.group("cpu.max", "max 100000\n");
+    root.group("cpu/docker/cpu.cfs_quota_us", "-1\n");
+    root.group("cpu/docker/cpu.cfs_period_us", "100000\n");
     CHECK(usable_cores(root.path()) == all);
-    root.file("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n");
-    root.file("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    root.group("cpu/cpu.cfs_quota_us", "100000\n");
+    root.group("cpu/cpu.cfs_period_us", "100000\n");
     CHECK(usable_cores(root.path()) == 1);
 }
 
@@ -302,22 +303,22 @@ TEST_CASE("host memory: what the machine has free, or less, as a container's lim
     CHECK(available_memory(root.path()) == 50 * 1024);
 
     root.file("proc/self/cgroup", "0::/job/step\n");
-    root.file("sys/fs/cgroup/job/step/memory.max", "max\n");
-    root.file("sys/fs/cgroup/job/step/memory.current", "7000\n");
+    root.group("job/step/memory.max", "max\n");
+    root.group("job/step/memory.current", "7000\n");
     CHECK(available_memory(root.path()) == 50 * 1024);
-    root.file("sys/fs/cgroup/job/memory.max", "20000\n");
-    root.file("sys/fs/cgroup/job/memory.current", "9000\n");
+    root.group("job/memory.max", "20000\n");
+    root.group("job/memory.current", "9000\n");
     CHECK(available_memory(root.path()) == 11000);
-    root.file("sys/fs/cgroup/job/memory.stat", "anon 500\ninactive_file 3000\nactive_file 50\n");
-    CHECK(available_memory(root.path()) == 14050);    // what was read can go
-    root.file("sys/fs/cgroup/memory.max", "9000\n");  // a container's own is the topmost that it sees
-    root.file("sys/fs/cgroup/memory.current", "9500\n");
+    root.group("job/memory.stat", "anon 500\ninactive_file 3000\nactive_file 50\n");
+    CHECK(available_memory(root.path()) == 14050);  // what was read can go
+    root.group("memory.max", "9000\n");             // a container's own is the topmost that it sees
+    root.group("memory.current", "9500\n");
     CHECK(available_memory(root.path()) == 0);
 
     root.file("proc/self/cgroup", "3:cpuset:/\n4:memory:/docker/abc\n0::/\n");
     std::filesystem::remove(root / "sys/fs/cgroup/memory.max");
-    root.file("sys/fs/cgroup/memory/memory.limit_in_bytes", "30000\n");
-    root.file("sys/fs/cgroup/memory/memory.usage_in_bytes", "20000\n");
-    root.file("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 500\n");
+    root.group("memory/memory.limit_in_bytes", "30000\n");
+    root.group("memory/memory.usage_in_bytes", "20000\n");
+    root.group("memory/memory.stat", "inactive_file 1\ntotal_inactive_file 500\n");
     CHECK(available_memory(root.path()) == 10500);
 }

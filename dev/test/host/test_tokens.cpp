@@ -1,6 +1,8 @@
 // Tokenizers. GPT-2's byte-pair encoding: the ids of a frozen set of texts are tiktoken's, every text of bytes comes back, and
 // the public files are read, written and, where they are damaged or mean another tokenizer, refused. Bytes as tokens; the file
 // of texts alone; what is printed. All exact.
+#include <algorithm>
+#include <iterator>
 #include <random>
 #include <sstream>
 #include <string>
@@ -47,24 +49,6 @@ std::string random_text(std::mt19937* random, bool unicode) {
     return text;
 }
 
-struct Case {
-    std::string text;
-    std::vector<int> ids;
-};
-
-// a line of the frozen set: a text in hexadecimal digits, and its ids
-Case case_of(const std::string& line) {
-    std::istringstream words(line);
-    std::string hex;
-    words >> hex;
-    Case c;
-    for (size_t i = 0; i + 1 < hex.size(); i += 2) {
-        c.text += (char)std::stoi(hex.substr(i, 2), nullptr, 16);
-    }
-    for (int id; words >> id;) { c.ids.push_back(id); }
-    return c;
-}
-
 }  // namespace
 
 TEST_CASE("bpe: the ids of a frozen set of texts are tiktoken's") {
@@ -73,12 +57,18 @@ TEST_CASE("bpe: the ids of a frozen set of texts are tiktoken's") {
     CHECK(t.end_of_text() == 456);
     int cases = 0;
     std::istringstream in(read_bytes(kFixture + "/cases.txt"));
-    for (std::string line; std::getline(in, line);) {
+    for (std::string line; std::getline(in, line);) {  // a text in hexadecimal digits, and its ids
         if (line.starts_with('#')) { continue; }
-        const Case c = case_of(line);
-        CAPTURE(c.text);
-        CHECK(t.encode(c.text) == c.ids);
-        CHECK(decode_all(t, c.ids) == c.text);
+        std::istringstream words(line);
+        std::string hex, text;
+        words >> hex;
+        for (size_t i = 0; i + 1 < hex.size(); i += 2) {
+            text += (char)std::stoi(hex.substr(i, 2), nullptr, 16);
+        }
+        const std::vector<int> ids(std::istream_iterator<int>(words), {});
+        CAPTURE(text);
+        CHECK(t.encode(text) == ids);
+        CHECK(decode_all(t, ids) == text);
         cases++;
     }
     CHECK(cases == 194);
@@ -307,12 +297,9 @@ TEST_CASE("tokenizer: bytes") {
         for (int byte = 0; byte < 256; byte++) { text += (char)(byte * 7 + round); }
     }
     text += "<|endoftext|>";  // in a text it is a text
-    std::string back;
-    for (int id : t.encode(text)) {
-        CHECK(id < 256);
-        back += t.decode(id);
-    }
-    CHECK(back == text);
+    const std::vector<int> ids = t.encode(text);
+    CHECK(std::ranges::all_of(ids, [](int id) { return id < 256; }));
+    CHECK(decode_all(t, ids) == text);
     CHECK(t.encode("").empty());
     for (int id : {-1, 257}) {
         CHECK(error_of([&] { t.decode(id); }).exit_code == kExitUsage);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -58,8 +59,7 @@ int compare_losses(Model& model, const Batch& batch, const std::string& path, do
     std::vector<double> theirs;
     for (double loss; in >> loss;) { theirs.push_back(loss); }
     if (theirs.size() != 10) {
-        throw Error(kExitBadInput,
-                    fmt::format("{}: found {} losses, expected 10, one a line", path, theirs.size()));
+        throw Error(kExitBadInput, "{}: found {} losses, expected 10, one a line", path, theirs.size());
     }
     int failures = 0;
     StepParams params{0, 1e-4, 0.9, 0.999, 1e-8, 0.0, 1.0};
@@ -106,39 +106,28 @@ int compare_with_state(const std::string& model_path, const std::string& state_p
 
 // The options that turn ./test_gpt2 and ./test_gpt2cu from unit tests into a comparison:
 //   --model FILE --state FILE [--losses FILE]     files of kinds 20240326 and 20240327; ten losses
-struct CompareOptions {
-    std::string model, state, losses;
-
-    std::string* find(std::string_view name) {
-        return name == "--model"    ? &model
-               : name == "--state"  ? &state
-               : name == "--losses" ? &losses
-                                    : nullptr;
-    }
-};
+using CompareOptions = std::map<std::string_view, std::string>;
 
 // Is a comparison asked for, by any of its options or by a file without one? doctest, which knows no such word, would
 // run all tests instead, without a word about the file.
 inline bool wants_comparison(int argc, char** argv) {
-    CompareOptions options;
+    const CompareOptions options = {{"--model", ""}, {"--state", ""}, {"--losses", ""}};
     for (int i = 1; i < argc; i++) {
         const bool a_file = argv[i][0] != '-' && std::string_view(argv[i - 1]) != "--part";  // test_gpt2cu's
-        if (a_file || options.find(argv[i]) != nullptr) { return true; }
+        if (a_file || options.contains(argv[i])) { return true; }
     }
     return false;
 }
 
 inline CompareOptions parse_compare_options(int argc, char** argv) {
-    CompareOptions options;
-    for (int i = 1; i < argc; i++) {
-        std::string* value = options.find(argv[i]);
-        if (value == nullptr || i + 1 == argc) {
-            throw Error(kExitUsage,
-                        fmt::format("{}: expected --model FILE --state FILE [--losses FILE]", argv[i]));
+    CompareOptions options = {{"--model", ""}, {"--state", ""}, {"--losses", ""}};
+    for (int i = 1; i < argc; i += 2) {
+        if (!options.contains(argv[i]) || i + 1 == argc) {
+            throw Error(kExitUsage, "{}: expected --model FILE --state FILE [--losses FILE]", argv[i]);
         }
-        *value = argv[++i];
+        options[argv[i]] = argv[i + 1];
     }
-    if (options.model.empty() || options.state.empty()) {
+    if (options["--model"].empty() || options["--state"].empty()) {
         throw Error(kExitUsage, "--model and --state go together");
     }
     return options;
@@ -148,7 +137,7 @@ inline CompareOptions parse_compare_options(int argc, char** argv) {
 template <typename Model>
 int run_comparison(int argc, char** argv) {
     CompareOptions options = parse_compare_options(argc, argv);
-    int failures = compare_with_state<Model>(options.model, options.state, options.losses);
+    int failures = compare_with_state<Model>(options["--model"], options["--state"], options["--losses"]);
     std::printf(failures > 0 ? "%d over their bounds\n" : "all within their bounds\n", failures);
     return failures > 0;
 }
