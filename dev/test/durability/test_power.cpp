@@ -172,6 +172,10 @@ void make_state(const Recording::State& state, const std::string& root) {
     for (const auto& [name, content] : state.files) { write_bytes(root + name, content); }
 }
 
+Words weights_in(const std::string& checkpoint) {
+    return {read_bytes(checkpoint + "/model.safetensors"), read_bytes(checkpoint + "/optimizer.safetensors")};
+}
+
 // "" if nothing is lost in this state, else what
 std::string judge(const std::string& run, int64_t durable, const std::map<int64_t, Words>& good) {
     std::string notes, found;
@@ -181,9 +185,7 @@ std::string judge(const std::string& run, int64_t durable, const std::map<int64_
     const int64_t step = found.empty() ? 0 : std::stoll(fs::path(found).filename().string().substr(5));
     if (step < durable) { return fmt::format("step {} was saved, {} is found", durable, step); }
     if (step == 0) { return ""; }
-    const Words now = {read_bytes(found + "/model.safetensors"),
-                       read_bytes(found + "/optimizer.safetensors")};
-    return good.at(step) == now ? "" : fmt::format("a damaged step {} is taken for good", step);
+    return good.at(step) == weights_in(found) ? "" : fmt::format("a damaged step {} is taken for good", step);
 }
 
 }  // namespace
@@ -197,11 +199,7 @@ TEST_CASE("power: what was saved is there after a power loss at any moment") {
         REQUIRE(shop.train("all", "--keep-best").exit_code == kExitDone);
         const Reference reference(shop / "all");
         std::map<int64_t, Words> good;
-        for (int64_t step : {2, 3, 4, 6}) {
-            const std::string folder = checkpoint_name(shop / "all", step);
-            good[step] = {read_bytes(folder + "/model.safetensors"),
-                          read_bytes(folder + "/optimizer.safetensors")};
-        }
+        for (int64_t step : {2, 3, 4, 6}) { good[step] = weights_in(checkpoint_name(shop / "all", step)); }
         const auto all = Recording(traced.calls, shop / "run").states();
         std::vector<const std::pair<const Recording::State, int64_t>*> states;
         for (const auto& state : all) { states.push_back(&state); }

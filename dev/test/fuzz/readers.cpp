@@ -163,9 +163,9 @@ void read_log(const std::string& path, const std::string& bytes) {
 
 void read_debug_state(const std::string& path, const std::string&) {
     const DebugState state(path, small_config());
-    for (int t = 0; t < kNumTensors; t++) { use(State::kParameter, t, 0, state.gradient(t)); }
-    use(State::kParameter, 0, 0, state.logits());
-    for (int32_t token : state.batch().tokens) {
+    for (int t = 0; t < kNumTensors; t++) { use(State::kParameter, t, 0, state.gradients[t]); }
+    use(State::kParameter, 0, 0, state.logits);
+    for (int32_t token : state.batch.tokens) {
         if (token < 0 || token >= 11) { must_not("a token outside of the vocabulary"); }
     }
 }

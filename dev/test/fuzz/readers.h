@@ -9,10 +9,9 @@ namespace llmc {
 
 struct ReaderUnderTest {
     const char* name;
-    std::string
-        file;  // what the bytes are written to, in a folder of its own; "" = the reader does that, or needs none
-    // Reads that file (of "" the folder's, with a slash) or these bytes and uses what was read. Throws what the reader throws, which must be an
-    // Error with exit code 2 or 3.
+    std::string file;  // what the bytes are written to, in a folder of its own; "" = nothing
+    // Reads that file or these bytes and uses what was read; of "" the path is the folder's, with a slash. Throws
+    // what the reader throws, which must be an Error with exit code 2 or 3.
     void (*read)(const std::string& path, const std::string& bytes);
     // bytes that are right, or nearly
     std::function<std::vector<std::string>(const std::string& folder)> seeds;

@@ -65,13 +65,13 @@ void write_gradients(FileWriter* out, const Bf16Model& model) {
 }
 
 int dump_state_main(int argc, char** argv) {
-    const CompareOptions files = parse_compare_options(argc - 2, argv + 2);
-    if (!files.losses.empty()) {
+    CompareOptions files = parse_compare_options(argc - 2, argv + 2);
+    if (!files["--losses"].empty()) {
         throw Error(kExitUsage, "--losses: expected --dump-bf16 FILE --model FILE --state FILE");
     }
-    ModelFile file(files.model);
-    DebugState state(files.state, file.config());
-    const Batch& batch = state.batch();
+    ModelFile file(files["--model"]);
+    DebugState state(files["--state"], file.config());
+    const Batch& batch = state.batch;
     Bf16Model model(file.config(), batch.B, batch.T);
     model.init(0);
     load_model(file,

@@ -158,10 +158,9 @@ template <typename Model>
 std::vector<float> whole_gradient(const Model& model) {
     std::vector<float> all;
     for (int t = 0; t < kNumTensors; t++) {
-        for (int l = 0; l < tensor_copies(model.config(), t); l++) {
-            std::vector<float> one = layer_gradient(model, t, l);
-            all.insert(all.end(), one.begin(), one.end());
-        }
+        std::vector<float> one((size_t)tensor_total(model.config(), t));
+        model.save_gradient(t, 0, one);
+        all.insert(all.end(), one.begin(), one.end());
     }
     return all;
 }
@@ -226,19 +225,16 @@ inline Tolerance fp32_tolerance(const GPT2Config& c, int64_t rows) {
     return {reordering(c, rows), reordering(c, rows)};
 }
 
-// How many tensors rounded to bf16 follow each other from the tokens to the last gradient: 9 a layer forward
-// and 7 backward (reference_model.h), the encoder's, two at the end of forward and three at the start of
-// backward.
-inline double bf16_roundings(const GPT2Config& c) { return 16.0 * c.num_layers + 6; }
-
 // What rounding to bf16 does to a result: a rounding is off by at most 2^-9 of the value's binade, and
 // independent errors add in quadrature. Two computations that round alike are apart by less than that, but
 // not by much: a value that falls on the other side of a tie, or a probability rounded inside attention, and
 // what follows is rounded afresh. `gain` is how much the layers enlarge an error: up to 1 with GPT-2's
 // initial weights, 3 with fill_lively's (logits and scores far from 0, where exp turns a difference into a
-// factor). The largest of many elements is off by twice the mean. extra: roundings beyond the model's own.
+// factor). The largest of many elements is off by twice the mean. extra: roundings beyond the model's own. Of
+// these 9 a layer follow each other forward and 7 backward (reference_model.h); the encoder's, two at the end
+// of forward and three at the start of backward.
 inline Tolerance bf16_tolerance(const GPT2Config& c, double gain, int extra = 0) {
-    double norm = gain * 0x1p-9 * std::sqrt(bf16_roundings(c) + extra);
+    double norm = gain * 0x1p-9 * std::sqrt(16.0 * c.num_layers + 6 + extra);
     return {2 * norm, norm};
 }
 

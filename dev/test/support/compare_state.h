@@ -41,7 +41,7 @@ template <typename Model>
 int compare_gradients(const Model& model, const DebugState& state, double tolerance) {
     int failures = 0;
     for (int t = 0; t < kNumTensors; t++) {
-        std::span<const float> theirs = state.gradient(t);
+        std::span<const float> theirs = state.gradients[t];
         std::vector<float> ours(theirs.size());
         model.save_gradient(t, 0, ours);
         failures += judge(kTensors[t].name, ours, theirs, tolerance);
@@ -82,7 +82,7 @@ int compare_with_state(const std::string& model_path, const std::string& state_p
     const ModelSource& file = *named.source;
     const GPT2Config& c = file.config();
     DebugState state(state_path, c);
-    const Batch& batch = state.batch();
+    const Batch& batch = state.batch;
     std::printf("%d layers, %d heads, %d channels, vocabulary %d (padded %d), B %d, T %d of %d\n",
                 c.num_layers, c.num_heads, c.channels, c.vocab_size, c.padded_vocab_size, batch.B, batch.T,
                 c.max_seq_len);
@@ -96,9 +96,9 @@ int compare_with_state(const std::string& model_path, const std::string& state_p
     int64_t rows = (int64_t)batch.B * batch.T;
     double tolerance = reordering(c, rows);
     model.evaluate(batch);
-    int failures = judge("logits", unpadded_logits(model), state.logits(), tolerance);
-    float loss = (float)model.forward_backward(std::span(&batch, 1)), expected = state.loss();
-    failures += judge("loss", {&loss, 1}, {&expected, 1}, tolerance);
+    int failures = judge("logits", unpadded_logits(model), state.logits, tolerance);
+    float loss = (float)model.forward_backward(std::span(&batch, 1));
+    failures += judge("loss", {&loss, 1}, state.loss, tolerance);
     failures += compare_gradients(model, state, tolerance);
     if (!losses_path.empty()) { failures += compare_losses(model, batch, losses_path, tolerance); }
     return failures;

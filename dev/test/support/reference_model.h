@@ -49,9 +49,14 @@ public:
         Array residual3;       // (N,C): the stream after the MLP
     };
 
+    // it takes batches of any size; B T: the rows that FP8's first scales are for
     ReferenceModel(const GPT2Config& config, int B, int T, Rounding rounding = Rounding::kNone,
                    bool muon = false)
-        : config_(config), rounding_(rounding), muon_(muon), B_(B), T_(T), layers_(config.num_layers) {
+        : config_(config),
+          rounding_(rounding),
+          muon_(muon),
+          rows_((int64_t)B * T),
+          layers_(config.num_layers) {
         amax_.resize(fp8_tensors(config));
         for (auto* arena : {&weights_, &master_, &m_, &v_, &grads_}) {
             for (int t = 0; t < kNumTensors; t++) { (*arena)[t].resize(tensor_total(config, t)); }
@@ -72,7 +77,6 @@ public:
     }
     void load(State state, int tensor, int64_t first, std::span<const float> values) {
         Array& x = arena(state)[tensor];
-        check_range(x, first, values.size());
         std::copy(values.begin(), values.end(), x.begin() + first);
         if (state == State::kParameter) { set_weights(tensor); }
     }
@@ -92,10 +96,8 @@ public:
     double forward_backward(std::span<const Batch> micro_batches) {
         int64_t targets = 0;
         for (const Batch& batch : micro_batches) {
-            check_batch(batch);
             for (int32_t target : batch.targets) { targets += target != kIgnoreTarget; }
         }
-        require(targets > 0, "ReferenceModel: no target to learn from");
         for (Array& g : grads_) { std::fill(g.begin(), g.end(), Real{0}); }
         double sum = 0;
         for (const Batch& batch : micro_batches) {
@@ -115,14 +117,13 @@ public:
     }
     std::optional<StepResult> poll() {
         if (results_.empty()) { return std::nullopt; }
-        StepResult oldest = results_.front();
+        const StepResult oldest = results_.front();
         results_.pop_front();
         return oldest;
     }
     void finish() {}
 
     Evaluation evaluate(const Batch& batch) {
-        check_batch(batch);
         forward(batch);
         Array losses(batch.targets.size());
         predicted_.resize(losses.size());
@@ -176,7 +177,7 @@ private:
         amax_[place] = std::max(amax_[place], largest);
         const Real known = !known_.empty() ? known_[place] : role == Fp8Role::kWeight ? largest : 0;
         const float scale = known > 0 ? fp8_scale(gradient ? kMostE5m2 : kMostE4m3, (float)known)
-                                      : first_fp8_scale(role, (int64_t)B_ * T_);
+                                      : first_fp8_scale(role, rows_);
         for (Real& value : out) {
             const float scaled = (float)value * scale;
             value = (Real)((gradient ? from_e5m2(to_e5m2(scaled)) : from_e4m3(to_e4m3(scaled))) / scale);
@@ -186,23 +187,8 @@ private:
     Arena& arena(State state) {
         return state == State::kParameter ? master_ : state == State::kFirstMoment ? m_ : v_;
     }
-    static void check_range(const Array& x, int64_t first, size_t n) {
-        require(first >= 0 && first <= (int64_t)x.size() - (int64_t)n, "ReferenceModel: range");
-    }
     static void copy_out(const Array& x, int64_t first, std::span<float> values) {
-        check_range(x, first, values.size());
         std::copy_n(x.begin() + first, values.size(), values.begin());
-    }
-    void check_batch(const Batch& batch) const {
-        int64_t n = (int64_t)batch.B * batch.T;
-        require(batch.B > 0 && batch.T > 0 && n <= (int64_t)B_ * T_ && batch.T <= T_ &&
-                    (int64_t)batch.tokens.size() == n && (int64_t)batch.targets.size() == n,
-                "ReferenceModel: the batch does not fit");
-        for (int64_t i = 0; i < n; i++) {
-            int token = batch.tokens[i], target = batch.targets[i], V = config_.vocab_size;
-            require(token >= 0 && token < V && target >= kIgnoreTarget && target < V,
-                    "ReferenceModel: token id");
-        }
     }
     // a layer's part of a tensor's weights and gradients
     const Real* weight(int tensor, int layer) const {
@@ -341,7 +327,7 @@ private:
     GPT2Config config_;
     Rounding rounding_;
     bool muon_;
-    int B_, T_;
+    int64_t rows_;
     Arena weights_, master_, m_, v_, grads_;
     std::vector<Layer> layers_;
     Array encoded_, logits_, amax_, known_;
