@@ -112,7 +112,7 @@ if [ "${1:-}" != quick ]; then
         add 0 1 0
     fi
     wait
-    stage fuzz dev/test/fuzz/run.sh 5
+    stage fuzz dev/test/fuzz/run.sh 3
     if [ -x test_gpt2cu ]; then
         stage gpu ./test_gpt2cu
         stage sanitizer dev/test/sanitize.sh

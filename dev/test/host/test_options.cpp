@@ -290,7 +290,7 @@ TEST_CASE("options: each kind of error") {
 -X 4 | -X | Did you mean --steps?
 --jigsaw 4 | unknown option '--jigsaw'. See
 --zzz 4 | unknown option '--zzz'. See
---x_z-9=1 | unknown option '--x_z-9'. See
+--x_z-9=1 | unknown option '--x_z-9=1'. See
 -b4 | unknown option '-b4'. See
 -- | unexpected argument '--'
 - | unexpected argument '-'
