@@ -78,18 +78,16 @@ struct RankFaults {
         const ProgramRun r = finish_train(folder.path(), pid);
         CAPTURE(signal);
         CAPTURE(culprit);
-        CAPTURE(r.err);
-        CHECK(r.exit_code == kExitPeerLost);
+        check_run(r, kExitPeerLost,
+                  {fmt::format("rank {} (process {} on ", culprit, (int)pids[(size_t)culprit]),
+                   signal == SIGKILL ? "is gone: killed" : "has given no sign for 3 s", " '"});
         CHECK(took < (signal == SIGKILL ? 30 : kTimeout + 5));
-        CHECK(r.err.find(fmt::format("rank {} (process {} on ", culprit, (int)pids[(size_t)culprit])) !=
-              std::string::npos);
-        CHECK(r.err.find(signal == SIGKILL ? "is gone: killed" : "has given no sign for 3 s") !=
-              std::string::npos);
         // a run that goes on has written a line before its first step
-        CHECK((contains(r.err, "at step ") || contains(r.err, "before the first step")));
-        CHECK(r.err.find(" '") != std::string::npos);
+        CHECK_MESSAGE((contains(r.err, "at step ") || contains(r.err, "before the first step")), r.err);
         for (pid_t rank : pids) { CHECK(kill(rank, 0) != 0); }
-        check_checkpoint();
+        std::string notes;  // what is there can be gone on from
+        const std::string newest = find_checkpoint(run, &notes);
+        if (!newest.empty()) { CHECK(inspect_checkpoint(newest).damage == ""); }
     }
     void several(int count) {
         for (int i = 0; i < count; i++) { one(i % 2 == 0 ? SIGKILL : SIGSTOP); }
@@ -105,20 +103,11 @@ struct RankFaults {
         const long long step = std::stoll(newest.substr(newest.rfind('_') + 1));
         const std::string straight = folder / "straight";
         const Words all = options(straight, fmt::format("--steps {}", step));
-        const ProgramRun r = finish_train(folder.path(), start_train(folder.path(), all, program));
-        CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+        run_well(folder.path(), all, program);
         for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
             REQUIRE(std::filesystem::exists(newest + "/" + file));
             CHECK(same_files(newest + "/" + file, straight + fmt::format("/step_{:08}/", step) + file));
         }
-    }
-
-private:
-    // what is there can be gone on from, and no later than the log
-    void check_checkpoint() const {
-        std::string notes;
-        const std::string newest = find_checkpoint(run, &notes);
-        if (!newest.empty()) { CHECK(inspect_checkpoint(newest).damage == ""); }
     }
 };
 
@@ -147,12 +136,8 @@ inline void check_rank_that_fails(const std::string& program) {
     wait_until([&] { return read_log(out).size() > 20 || has_ended(pids[0]); });
     std::filesystem::resize_file(folders[1] + "/train.bin", 1100);
     const double took = seconds_to_end(pids[1]) + seconds_to_end(pids[0]);
-    const ProgramRun one = finish_train(folders[1], pids[1]), zero = finish_train(folders[0], pids[0]);
-    CAPTURE(zero.err);
-    CAPTURE(one.err);
-    CHECK(zero.exit_code == kExitBadInput);
-    CHECK(one.exit_code == kExitBadInput);
-    CHECK(zero.err.find("train.bin: cannot read") != std::string::npos);
+    check_run(finish_train(folders[1], pids[1]), kExitBadInput);
+    check_run(finish_train(folders[0], pids[0]), kExitBadInput, {"train.bin: cannot read"});
     CHECK(took < 10);
 }
 
