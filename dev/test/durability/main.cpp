@@ -1,4 +1,4 @@
-// The fault suite: what no fault may lose. A tenth of it unless --all; --seed N: another tenth; --json
+// The fault suite: what no fault may lose. A tenth of it or less unless --all; --seed N: another tenth; --json
 // FILE: what was tried, for doc/measured/durable.json (rows of its cases); doctest's options work.
 //   ./test_durable            ./test_durable --all --test-case="power*"
 // Ends with a table of what was tried and what was lost.
