@@ -103,12 +103,11 @@ TEST_CASE("make_shards: what a document is") {
     // what nothing comes after stays
     CHECK(documents("a\n\n\n\nb\n\n\n \n", paragraph) == Documents{"a\n\n", "\n\nb\n\n\n \n"});
     // memory is bounded; 10,000 blanks are a line
-    const std::string newlines = "a" + std::string(10000, '\n') + "b",
-                      blanks = "a\n" + std::string(10000, ' ') + "\nb";
-    CHECK(documents(newlines, paragraph).size() == 2);
-    CHECK(joined(documents(newlines, paragraph)) == newlines);
-    CHECK(documents(blanks, line).size() == 3);
-    CHECK(joined(documents(blanks, line)) == blanks);
+    for (const auto& [text, by, count] : {std::tuple("a" + std::string(10000, '\n') + "b", paragraph, 2u),
+                                          std::tuple("a\n" + std::string(10000, ' ') + "\nb", line, 3u)}) {
+        const Documents all = documents(text, by);
+        CHECK((all.size() == count && joined(all) == text));
+    }
 }
 
 TEST_CASE("make_shards: validation is the last documents, or the end of a long one; nothing is lost") {
