@@ -173,9 +173,7 @@ private:
             plan_, plan_.out, plan_.record.best, saves_, [](std::span<float>) { return nullptr; }, &line,
             &log);
         for (int64_t step = first + 1; step <= first + 15; step++) {
-            StepNumbers numbers;
-            numbers.step = step;
-            log.append(step_log_line(numbers));
+            log.append(step_log_line({.step = step}));
             RunRecord record = plan_.record;
             record.state.step = step;
             if (step % 4 == 0) { saver.validated(step, (double)(random_() % 100)); }
