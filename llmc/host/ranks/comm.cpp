@@ -39,14 +39,14 @@ struct Message {
     RankState state;
     int32_t signal = 0;     // that a rank has got: it is one to the job
     int32_t exit_code = 0;  // not 0: the rank has failed with it, or of rank 0: the job ends with it
-    Field<1000> text;       // why the rank has failed
+    Chars<1000> text;       // why the rank has failed
 };
 
 // before what one rank has for another: which call it is of, and what it must be like when it arrives
 struct Header {
     uint64_t checksum = 0, checksum_of_bytes = 0;
     int64_t call = 0, bytes = 0;
-    Field<64> what;  // the call's name
+    Chars<64> what;  // the call's name
     std::string text() const { return fmt::format("'{}', call {}, of {} bytes", what.view(), call, bytes); }
 };
 

@@ -37,8 +37,8 @@ struct Hello {
     XXH128_hash_t token = {};
     int32_t rank = 0, size = 0;
     int32_t for_data = 0;  // which of a rank's two connections this is
-    Field<100> name;       // as Peers::who
-    Field<200> refusal;    // of rank 0, which answers: why the other cannot be that rank; "" = it is welcome
+    Chars<100> name;       // as Peers::who
+    Chars<200> refusal;    // of rank 0, which answers: why the other cannot be that rank; "" = it is welcome
 };
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;

@@ -47,12 +47,12 @@ Socket listen_at(int port, bool local, std::string* why);
 
 // a text in a message of fixed size: cut to fit, and read as far as it goes if whoever has sent it has not ended it
 template <size_t N>
-struct Field {
+struct Chars {
     char bytes[N] = {};
-    Field() = default;
-    Field(std::convertible_to<std::string_view> auto const& text) { std::string_view(text).copy(bytes, N); }
+    Chars() = default;
+    Chars(std::convertible_to<std::string_view> auto const& text) { std::string_view(text).copy(bytes, N); }
     std::string_view view() const { return {bytes, strnlen(bytes, N)}; }
-    bool operator==(const Field&) const = default;
+    bool operator==(const Chars&) const = default;
 };
 
 // Another rank. Rank 0 has connections to each, the others to rank 0 only: two, so that what watches over the ranks need not

@@ -16,7 +16,7 @@ struct RankState {
     int32_t inside = 0;      // the last of them has not returned
     int32_t takes_time = 0;  // Comm::take_time()
     int32_t done = 0;        // goodbye
-    Field<44> what;          // the last call
+    Chars<44> what;          // the last call
 };
 
 // what is known of a rank
