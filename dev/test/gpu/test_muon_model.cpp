@@ -252,7 +252,7 @@ void check_step(const std::string& name, const GPT2Config& c, int tensor, Step<M
         check_near(which + " mean", part(moments), m, [&](size_t) { return 8 * kFloatRoundoff * longest; });
         newton_schulz_cpu(u.data(), rows, cols);
         muon_step_cpu(due.data(), u.data(), (int64_t)n, muon_scale(rows, cols),
-                      {params.lr, params.weight_decay, scale});
+                      {params.lr, 1 - params.lr * params.weight_decay, scale});
         double off = 0, moved = 0;
         const Vector found = part(weights);
         for (size_t i = 0; i < n; i++) {

@@ -216,8 +216,9 @@ struct UpdateTruth {
           weights_bound(weights.size()),
           m_bound(m.size()) {
         const Vector before = weights, m_before = m, grad = t.grad.values();
-        const AdamWParams params{kParams.lr, kParams.beta1, kParams.beta2, kParams.eps,
-                                 c.decay,    c.grad_scale,  c.updates};
+        const AdamWParams params{
+            kParams.lr,   kParams.beta1, kParams.beta2, kParams.eps, 1 - kParams.lr * c.decay,
+            c.grad_scale, c.updates};
         for (int copy = 0; copy < c.tensor.copies; copy++) {
             int64_t at = copy * c.tensor.stride;
             adamw_cpu(&weights[at], &m[at], &v[at], &grad[at], c.tensor.size, params);
@@ -592,7 +593,7 @@ void check_muon_update(const MuonCase& c) {
     const auto decision = decision_of(c);
     t.run(c, decision);
     const int64_t n = c.shape.size();
-    const MuonParams params{kMuonParams.lr, kMuonParams.weight_decay, 1};
+    const MuonParams params{kMuonParams.lr, 1 - kMuonParams.lr * kMuonParams.weight_decay, 1};
     Vector weights = t.weights.values(), bounds(weights.size());
     const Vector x = t.x.values();
     for (int k = 0; k < c.shape.count(); k++) {

@@ -198,7 +198,7 @@ TEST_CASE("float against double: adamw and global_norm") {
                         .beta1 = 0.9,
                         .beta2 = 0.95,
                         .eps = 1e-8,
-                        .weight_decay = 0.1,
+                        .keep = 1 - 0.1 * 0.1,
                         .grad_scale = 0.3,
                         .update = 3};
     adamw_cpu(param.data(), m.data(), v.data(), grad.data(), n, options);
@@ -242,7 +242,7 @@ TEST_CASE_TEMPLATE("any number of threads gives the same bits", Real, float, dou
     layers.emplace_back("adamw", [] {
         auto param = numbers<Real>(1003, 1), m = numbers<Real>(1003, 2), grad = numbers<Real>(1003, 3), v = m;
         for (Real& x : v) { x *= x; }
-        adamw_cpu(param.data(), m.data(), v.data(), grad.data(), 1003, {0.1, 0.9, 0.95, 1e-8, 0.1, 0.5, 2});
+        adamw_cpu(param.data(), m.data(), v.data(), grad.data(), 1003, {0.1, 0.9, 0.95, 1e-8, 0.99, 0.5, 2});
         return Outputs<Real>{param, m, v};
     });
     layers.emplace_back("global_norm, its bits in three numbers", [] {

@@ -84,7 +84,7 @@ TEST_CASE("adamw: several updates against the paper's order of operations") {
                             .beta1 = 0.9,
                             .beta2 = 0.95,
                             .eps = 1e-8,
-                            .weight_decay = 0.1,
+                            .keep = 1 - 0.01 * 0.1,
                             .grad_scale = 0.5,
                             .update = 0};
         for (int update = 1; update <= 5; update++) {
@@ -110,17 +110,12 @@ TEST_CASE("adamw: several updates against the paper's order of operations") {
 
 TEST_CASE("adamw: the first update moves every parameter by the learning rate, against its gradient's sign") {
     Vector grad = {1e-3, -5, 100, -1e-4, 0}, param(5, 1.0), m(5, 0.0), v(5, 0.0);
-    AdamWParams options{.lr = 0.01,
-                        .beta1 = 0.9,
-                        .beta2 = 0.999,
-                        .eps = 1e-12,
-                        .weight_decay = 0,
-                        .grad_scale = 1,
-                        .update = 1};
+    AdamWParams options{
+        .lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-12, .keep = 1, .grad_scale = 1, .update = 1};
     adamw_cpu(param.data(), m.data(), v.data(), grad.data(), 5, options);
     check_near("adamw param n=5", param, Vector{0.99, 1.01, 0.99, 1.01, 1},
                [](size_t) { return 0.01 * 2e-8; });
-    options.weight_decay = 0.5;  // decoupled: the same pull whatever the gradient
+    options.keep = 1 - 0.01 * 0.5;  // decoupled: the same pull whatever the gradient
     Vector decayed = {2.0}, zero = {0.0}, m1 = {0.0}, v1 = {0.0};
     adamw_cpu(decayed.data(), m1.data(), v1.data(), zero.data(), 1, options);
     check_near("adamw param, decay alone, n=1", decayed, Vector{2 * (1 - 0.01 * 0.5)},
@@ -227,12 +222,12 @@ TEST_CASE("muon: mean and look ahead, by hand") {
 TEST_CASE("muon: of a matrix of one number, by hand") {
     for (double grad : {5.0, -0.1}) {
         double param = 2, m = 0;
-        muon_cpu(&param, &m, &grad, 1, 1, {.lr = 0.5, .weight_decay = 0.1, .grad_scale = 0.25});
+        muon_cpu(&param, &m, &grad, 1, 1, {.lr = 0.5, .keep = 1 - 0.5 * 0.1, .grad_scale = 0.25});
         CHECK(std::fabs(m - 0.05 * 0.25 * grad) <= 1e-15 * std::fabs(grad));
         const double due = 2 * (1 - 0.5 * 0.1) - std::copysign(0.5 * 0.2 * 0.69643640946975, grad);
         CHECK(std::fabs(param - due) < 1e-9);        // eps beside |u|
         const double before = param, next = -3 * m;  // shorter than the mean's weight: the direction stays
-        muon_cpu(&param, &m, &next, 1, 1, {.lr = 0, .weight_decay = 0, .grad_scale = 1});
+        muon_cpu(&param, &m, &next, 1, 1, {.lr = 0, .keep = 1, .grad_scale = 1});
         CHECK(param == before);
         CHECK(std::fabs(m - (0.95 * 0.05 * 0.25 * grad - 0.05 * 3 * 0.05 * 0.25 * grad)) <=
               1e-15 * std::fabs(grad));

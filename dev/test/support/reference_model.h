@@ -305,14 +305,15 @@ private:
 
     void update(const StepParams& params, double grad_scale) {
         updates_++;
-        AdamWParams adamw{params.lr, params.beta1, params.beta2, params.eps, 0.0, grad_scale, updates_};
+        const double keep = 1 - params.lr * params.weight_decay;
+        AdamWParams adamw{params.lr, params.beta1, params.beta2, params.eps, keep, grad_scale, updates_};
         for (int t = 0; t < kNumTensors; t++) {
-            adamw.weight_decay = kTensors[t].matrix ? params.weight_decay : 0.0;
+            adamw.keep = kTensors[t].matrix ? keep : 1;
             if (holds(State::kSecondMoment, t)) {
                 adamw_cpu(master_[t].data(), m_[t].data(), v_[t].data(), grads_[t].data(), master_[t].size(),
                           adamw);
             } else {
-                update_by_muon(t, {params.lr, params.weight_decay, grad_scale});
+                update_by_muon(t, {params.lr, keep, grad_scale});
             }
             set_weights(t);
         }

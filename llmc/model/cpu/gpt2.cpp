@@ -320,13 +320,14 @@ void GPT2Cpu::update(const StepParams& params, double grad_scale) {
         sums = grads_.data();
     }
     float *weights = values(State::kParameter), *m = values(State::kFirstMoment);
-    AdamWParams adamw{params.lr, params.beta1, params.beta2, params.eps, 0.0, grad_scale, updates_};
+    const double keep = 1 - params.lr * params.weight_decay;
+    AdamWParams adamw{params.lr, params.beta1, params.beta2, params.eps, keep, grad_scale, updates_};
     for (const AdamWPiece& p : pieces_) {
-        adamw.weight_decay = p.decays ? params.weight_decay : 0.0;
+        adamw.keep = p.decays ? keep : 1;
         adamw_cpu(weights + p.at, m + p.kept, values(State::kSecondMoment) + p.second, sums + p.kept, p.size,
                   adamw);
     }
-    const MuonParams muon{params.lr, params.weight_decay, grad_scale};
+    const MuonParams muon{params.lr, keep, grad_scale};
     for (int t = 0; t < kNumTensors; t++) {
         const auto [count, rows, cols] = block_matrices(config_, t);
         const int64_t n = (int64_t)rows * cols;

@@ -419,9 +419,9 @@ double global_norm_cpu(const Real* x, int64_t n) {
 }
 
 struct AdamWParams {
-    double lr, beta1, beta2, eps, weight_decay;
-    double grad_scale;  // what the gradient is multiplied by first: clipping
-    int64_t update;     // 1 for the first update: the power of the bias corrections
+    double lr, beta1, beta2, eps;
+    double keep, grad_scale;  // by which a weight, 1 - lr x decay, and its gradient, clipping, are multiplied
+    int64_t update;           // 1 for the first update: the power of the bias corrections
 };
 
 // Decoupled weight decay, Loshchilov and Hutter 2017, arXiv:1711.05101. param, m, v (n) are updated in place.
@@ -429,7 +429,7 @@ template <typename Real>
 void adamw_cpu(Real* param, Real* m, Real* v, const Real* grad, int64_t n, const AdamWParams& p) {
     Real step = (Real)(p.lr / (1 - std::pow(p.beta1, p.update)));
     Real correct2 = (Real)(1 / std::sqrt(1 - std::pow(p.beta2, p.update)));
-    Real keep = (Real)(1 - p.lr * p.weight_decay);
+    Real keep = (Real)p.keep;
     Real beta1 = (Real)p.beta1, beta2 = (Real)p.beta2, new1 = (Real)(1 - p.beta1), new2 = (Real)(1 - p.beta2);
     Real scale = (Real)p.grad_scale, eps = (Real)p.eps;
 #pragma omp parallel for simd
@@ -484,8 +484,7 @@ void newton_schulz_cpu(Real* x, int rows, int cols) {
 }
 
 struct MuonParams {
-    double lr, weight_decay;
-    double grad_scale;  // what the gradient is multiplied by first: clipping
+    double lr, keep, grad_scale;  // as AdamWParams'
 };
 
 // m = mu m + (1 - mu) g in place, with g = scale grad; u = mu m + (1 - mu) g: what the mean will be if the
@@ -504,7 +503,7 @@ void muon_momentum_cpu(Real* u, Real* m, const Real* grad, int64_t n, double gra
 // param (n) = keep param - step direction
 template <typename Real>
 void muon_step_cpu(Real* param, const Real* direction, int64_t n, double scale, const MuonParams& p) {
-    const Real keep = (Real)(1 - p.lr * p.weight_decay), step = (Real)(p.lr * scale);
+    const Real keep = (Real)p.keep, step = (Real)(p.lr * scale);
 #pragma omp parallel for simd
     for (int64_t i = 0; i < n; i++) { param[i] = keep * param[i] - step * direction[i]; }
 }
