@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <climits>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -14,27 +13,21 @@ namespace llmc {
 struct ShootoutOptions {
     bool check = false, sweep = false, latency = false, explain = false;
     bool accumulate = false, for_sanitizer = false;
-    bool cold = false, warm = true;  // warm: a column of its own
-    bool sequences = false;          // how shapes are written: Shootout::sequences
-    std::vector<std::string> only;   // version names; empty = all
-    std::vector<Shape> shapes;       // empty = the shootout's own
-    std::vector<Dtype> dtypes;       // empty = the shootout's own
-    int block = 0;                   // 0 = try several
-    std::string json;                // file; "" = none
-    std::string gpu = "sm_90a";      // of --explain
-    std::string command;             // all that was typed
+    bool cold = false;
+    bool sequences = false;         // how shapes are written: Shootout::sequences
+    std::vector<std::string> only;  // version names; empty = all
+    std::vector<Shape> shapes;      // empty = the shootout's own
+    std::vector<Dtype> dtypes;      // empty = the shootout's own
+    int block = 0;                  // 0 = try several
+    std::string json;               // file; "" = none
+    std::string gpu = "sm_90a";     // of --explain
+    std::string command;            // all that was typed
 
+    bool warm() const { return !cold && !latency; }  // whether that is a column of its own
     bool wants(const std::string& version) const {
         return only.empty() || std::ranges::find(only, version) != only.end();
     }
 };
-
-inline std::vector<std::string> split(const std::string& text, char separator) {
-    std::vector<std::string> parts;
-    std::istringstream in(text + separator);
-    for (std::string part; std::getline(in, part, separator);) { parts.push_back(part); }
-    return parts;
-}
 
 // rows x columns; of attention sequences x heads x tokens: N tokens of C = 64 heads elements
 inline Shape parse_shape(const std::string& text, bool sequences) {
@@ -44,7 +37,7 @@ inline Shape parse_shape(const std::string& text, bool sequences) {
         const Range range = sequences   ? Range{1, INT_MAX / kHeadColumns}
                             : n.empty() ? Range{0, (double)(INT64_MAX / INT_MAX)}
                                         : Range{1, INT_MAX};
-        known = known && Field(&n.emplace_back()).set({.range = range}, part).empty();
+        known = known && Field(&n).set({.range = range}, part).empty();
     }
     if (known && sequences && n.size() == 3) { return {n[0] * n[2], (int)n[1] * kHeadColumns, (int)n[2]}; }
     if (known && !sequences && n.size() == 2) { return {n[0], (int)n[1]}; }
@@ -66,29 +59,21 @@ inline bool parse_shootout_options(int argc, const char* const* argv, const std:
     const auto read_version = [&o](const std::string& text) {  // "2" and "v2" name the same version
         o.only.push_back(text.find_first_not_of("0123456789") == text.npos ? "v" + text : text);
     };
-    const auto read_shapes = [&o](const std::string& text) {
-        for (const std::string& shape : split(text, ',')) {
-            o.shapes.push_back(parse_shape(shape, o.sequences));
-        }
+    const auto read_shape = [&o](const std::string& text) {
+        o.shapes.push_back(parse_shape(text, o.sequences));
     };
-    const auto read_dtypes = [&o](const std::string& text) {
-        for (const std::string& name : split(text, ',')) {
-            const auto at =
-                std::ranges::find(kDtypes, name, [](Dtype dtype) { return format_of(dtype).name; });
-            if (at == std::end(kDtypes)) {
-                fail_usage("--dtype: found " + in_quotes(name) + ", expected fp32, bf16, fp16 or fp64.");
-            }
-            o.dtypes.push_back(*at);
-        }
+    const auto read_dtype = [&o](const std::string& text) {
+        const auto name = [](Dtype dtype) { return format_of(dtype).name; };
+        o.dtypes.push_back(*std::ranges::find(kDtypes, text, name));
     };
     t.add("version", read_version, {.repeats = true}, "all of them, if none is named");
     t.add("--check", &o.check, {.rivals = "sweep latency"},
           "check every version and stop; ends 'N passed, N failed, N skipped'");
-    t.add("--shape NxC[,NxC]", read_shapes, {.repeats = true},
+    t.add("--shape NxC[,NxC]", read_shape, {.listed = true},
           "instead of the usual ones, in bf16 unless --dtype is given: rows x columns; of attention "
           "sequences x heads x tokens");
-    t.add("--dtype T[,T]", read_dtypes, {.repeats = true},
-          "fp32, bf16, fp16 or fp64 (for versions that have it: the shipped function)");
+    t.add("--dtype T[,T]", read_dtype, {.choices = "fp32 bf16 fp16 fp64", .listed = true},
+          "fp64 is for versions that have it: the shipped function");
     t.add("--block B", &o.block, {1, 1024, "threads"},
           "threads per block; left out: several are tried and the fastest is shown");
     t.add("--sweep", &o.sweep,
@@ -102,9 +87,7 @@ inline bool parse_shootout_options(int argc, const char* const* argv, const std:
     t.add("--gpu ARCH", &o.gpu, {.choices = "sm_90a sm_80"}, "of --explain: an H100 or an A100");
     t.add("--for-sanitizer", &o.for_sanitizer, {.needed = "check"},
           "--check: few repetitions, and outputs start as allocated, for compute-sanitizer");
-    const bool run = t.parse(argc, argv).has_value();
-    o.warm = !o.cold && !o.latency;
-    return run;
+    return t.parse(argc, argv).has_value();
 }
 
 }  // namespace llmc

@@ -138,7 +138,7 @@ inline Row race_version(const Contest& c, const Version& version, const Roof& ro
     Replay replay = c.replay(version, row.block, (int)c.ring.sets.size());
     row.launches = replay.launches();
     row.us = replay.time(kWarmupReplays, kReplays);
-    if (c.options.warm) {
+    if (c.options.warm()) {
         row.warm_us = c.replay(version, row.block, 1).time(kWarmupReplays, kReplays).median;
     }
     row.bit_exact = bits_after(c, version, row.block, replay);
@@ -220,7 +220,7 @@ struct Race {
     }
     Columns columns(const Row& row) const {
         auto of = options.latency ? latency_columns : options.sweep ? sweep_columns : table_columns;
-        return of(row, options.warm);
+        return of(row, options.warm());
     }
     void print_head(double flops = 0) const { std::printf("%s", head_of(columns({.flops = flops})).c_str()); }
     void finish(const Row& row) {

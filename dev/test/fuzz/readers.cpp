@@ -307,8 +307,7 @@ Seeds eval_file_seeds(const std::string& folder) {
 Options parse(const std::vector<std::string>& words) {
     std::vector<const char*> argv = {"train_gpt2"};
     for (const std::string& word : words) { argv.push_back(word.c_str()); }
-    int exit_code = -1;
-    return parse_options((int)argv.size(), argv.data(), Program::kCpu, &exit_code);
+    return parse_options((int)argv.size(), argv.data(), Program::kCpu).value_or(Options());
 }
 
 void read_config_file(const std::string& path, const std::string& bytes) {

@@ -79,7 +79,7 @@ TEST_CASE("options: no arguments give the defaults of options.h") {
           std::tuple("none", "", false, false, false));
     CHECK(o.lr < 0);
     const char* const none[] = {nullptr};
-    CHECK(parse_options(0, none, Program::kCpu, &code).batch == d.batch);
+    CHECK(parse_options(0, none, Program::kCpu)->batch == d.batch);
     CHECK(std::tie(o.program, o.dtype) == std::tuple(Program::kCpu, FloatType::kFp32));
     CHECK(std::tie(gpu.program, gpu.dtype, gpu.grad_dtype, gpu.recompute, gpu.tf32) ==
           std::tuple(Program::kGpu, FloatType::kBf16, FloatType::kFp32, Recompute::kNone, false));

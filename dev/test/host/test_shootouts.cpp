@@ -97,9 +97,9 @@ TEST_CASE("options of the shootouts") {
     CHECK(o.command ==
           "layernorm_forward 2 v3 --shape 65536x768,8x1 --dtype=bf16,fp16 --block 128 --json a.json");
     CHECK((parse({}).wants("v1") && !parse({}).check));
-    CHECK((parse({"--check"}).check && parse({}).warm && !parse({"--cold"}).warm));
+    CHECK((parse({"--check"}).check && parse({}).warm() && !parse({"--cold"}).warm()));
     ShootoutOptions latency = parse({"--latency"});
-    CHECK((latency.latency && !latency.warm && !parse({}).latency));
+    CHECK((latency.latency && !latency.warm() && !parse({}).latency));
 
     auto complaint = [&](std::vector<const char*> words) -> std::string {
         const Error error = error_of([&] { parse(words); });
@@ -120,7 +120,7 @@ TEST_CASE("options of the shootouts") {
     CHECK(
         complaint({"--gpu", "sm_70"}).starts_with("--gpu: 'sm_70' is not known. Expected sm_90a or sm_80."));
     CHECK(complaint({"--dtype", "fp8"})
-              .starts_with("--dtype: found 'fp8', expected fp32, bf16, fp16 or fp64."));
+              .starts_with("--dtype: 'fp8' is not known. Expected fp32, bf16, fp16 or fp64."));
     for (const char* help : {"--help", "-h"}) {
         const char* words[] = {"layernorm_forward", help};
         const std::string text =

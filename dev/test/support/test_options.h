@@ -16,10 +16,9 @@ using Args = std::vector<std::string>;
 inline Options parse(const Args& args, int* exit_code = nullptr, Program program = Program::kCpu) {
     std::vector<const char*> argv = {program == Program::kGpu ? "./train_gpt2cu" : "./train_gpt2"};
     for (const std::string& arg : args) { argv.push_back(arg.c_str()); }
-    int code = -2;
-    Options options = parse_options((int)argv.size(), argv.data(), program, &code);
-    if (exit_code) { *exit_code = code; }
-    return options;
+    const std::optional<Options> options = parse_options((int)argv.size(), argv.data(), program);
+    if (exit_code) { *exit_code = options ? -1 : kExitDone; }
+    return options.value_or(Options());
 }
 
 inline Options parse_gpu(const Args& args) { return parse(args, nullptr, Program::kGpu); }

@@ -37,6 +37,7 @@ constexpr const char* words_of(SaveMode) { return "auto async sync"; }
 constexpr const char* words_of(bool) { return "false true"; }
 
 std::vector<std::string> split_words(const std::string& text);  // what blanks separate
+std::vector<std::string> split(const std::string& text, char separator);
 bool among(const std::string& words, const std::string& word);
 
 template <typename E>

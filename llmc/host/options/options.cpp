@@ -28,14 +28,13 @@ template <typename... T>
 using FieldOf = std::variant<T S::*...>;
 
 struct Row {
-    const char* spelling;  // as Table::add's; without help the title of the rows that follow
+    const char* spelling;
     FieldOf<bool, int, int64_t, uint64_t, double, std::string, Optimizer, FloatType, Recompute, Decay,
             ValAlign, SaveMode>
-        field{};
-    Rules rules{};
-    const char* help = "";
+        field;
+    Rules rules;
+    const char* help;
 
-    constexpr Row(const char* title) : spelling(title) {}
     constexpr Row(const char* spelling, decltype(field) field, Rules rules, const char* help)
         : spelling(spelling), field(field), rules(rules), help(help) {}
     constexpr Row(const char* spelling, decltype(field) field, const char* help)
@@ -47,8 +46,7 @@ constexpr double kMaxLength = 1 << 20;
 constexpr double kMaxBeta = 0.9999999, kMinEps = 1e-37;
 
 constexpr Row kRows[] = {
-    Row("Data"),
-    Row("-i --train-data GLOB input train data input-bin", &S::train_data,
+    Row("Data: -i --train-data GLOB input train data input-bin", &S::train_data,
         "token shards, as data/make_shards makes of text: a file, or a pattern ('data/web_train_*.bin')"),
     Row("-j --val-data GLOB input-val validation-data", &S::val_data, {.empty_word = "none"},
         "the same for validation; none = no validation; left out: --train-data's with val for train"),
@@ -57,8 +55,7 @@ constexpr Row kRows[] = {
     Row("--tokenizer PATH tokenizer-path vocab", &S::tokenizer, {.empty_word = "auto"},
         "of samples and prompt: as data/make_shards takes it, or llm.c's gpt2_tokenizer.bin (then without "
         "prompt); auto = the one beside --model, else bytes, if the shards are such. The run keeps a copy"),
-    Row("Model"),
-    Row("-e --model dN|MODEL load init-from checkpoint model-name", &S::model,
+    Row("Model: -e --model dN|MODEL load init-from checkpoint model-name", &S::model,
         {.rivals = "layers heads channels"},
         "a new GPT-2: dN of N layers, 1 to 1024: d12 has 768 channels and 124M parameters, d24 1024 and "
         "355M, d36 1280 and 774M, d48 1600 and 1.6B, d60 1920 and 2.8B, d72 2880 and 7.3B, d84 3456 and 12B; "
@@ -73,8 +70,8 @@ constexpr Row kRows[] = {
     Row("--channels N n-embd embd width d-model", &S::channels, {1, 65536, "channels"}, "the model's width"),
     Row("--max-seq-len N block-size context-length", &S::max_seq_len, {0, kMaxLength, "tokens"},
         "the longest sequence that a new model has room for; 0 = --seq-len"),
-    Row("Precision and memory"),
-    Row("--dtype TYPE precision data-type amp", &S::dtype, {.choices = "auto bf16 fp32", .cpu_only = "fp32"},
+    Row("Precision and memory: --dtype TYPE precision data-type amp", &S::dtype,
+        {.choices = "auto bf16 fp32", .cpu_only = "fp32"},
         "of weights and activations; bf16 has fp32 master weights; auto = bf16 on a GPU, fp32 on the CPU"),
     Row("--grad-dtype TYPE grad-precision", &S::grad_dtype, {.choices = "fp32 bf16", .cpu_only = "fp32"},
         "of the sum of micro-batches' gradients; bf16, for --dtype bf16 only, halves their memory"),
@@ -86,14 +83,12 @@ constexpr Row kRows[] = {
     Row("-f --tf32 allow-tf32 tensorcores", &S::tf32, {.numbered = "false true", .cpu_only = "false"},
         "with --dtype fp32: products in TF32: faster, and rounded to 10 bits (or -f 1)"),
     Row("--fp8", &S::fp8,
-        "the products of the blocks' linear layers, forward and backward, are of inputs and weights in e4m3 "
-        "and gradients "
-        "in e5m2; all else is as without: a Hopper GPU takes up to a quarter less time. Channels and batch x "
-        "seq-len are "
-        "multiples of 16"),
-    Row("Batch and length of the run"),
-    Row("-b --batch N batch-size micro-batch device-batch-size", &S::batch, {1, kMaxLength, "sequences"},
-        "sequences that go through the model at once: more need more memory"),
+        "the products of the blocks' linear layers are of inputs and weights in e4m3 and gradients in e5m2, "
+        "all else as "
+        "without: a Hopper GPU takes up to a quarter less time. Channels and batch x seq-len are multiples "
+        "of 16"),
+    Row("Batch and length of the run: -b --batch N batch-size micro-batch device-batch-size", &S::batch,
+        {1, kMaxLength, "sequences"}, "sequences that go through the model at once: more need more memory"),
     Row("-t --seq-len N sequence-length T length", &S::seq_len, {1, kMaxLength, "tokens"}, "of a sequence"),
     Row("-d --total-batch N global-batch tokens-per-step", &S::total_batch, {0, kMaxTokens, "tokens"},
         "tokens of a step, whose gradients are added up; a multiple of batch x seq-len; 0 = just that"),
@@ -104,8 +99,7 @@ constexpr Row kRows[] = {
         "instead of --steps: how often to go through the training data"),
     Row("--minutes X max-time", &S::minutes, {.range = {0.01, 1e6, "minutes"}, .rivals = "steps epochs"},
         "instead of --steps, on the CPU: as many steps as take about so long, by its speed at the start"),
-    Row("Optimizer"),
-    Row("--optimizer NAME optim opt", &S::optimizer,
+    Row("Optimizer: --optimizer NAME optim opt", &S::optimizer,
         "muon = the blocks' matrices (q, k, v, attproj, fc, fcproj) move along their mean gradient, all of "
         "its directions made equally strong, with one moment, all else by AdamW: fewer steps to the same "
         "loss; --lr and --weight-decay mean the same. auto = muon for a new model of at most 384 channels "
@@ -128,9 +122,8 @@ constexpr Row kRows[] = {
         "skip a step whose loss is Z standard deviations above the last 128's mean; 0 = none"),
     Row("-sg --skip-norm-zscore Z outlier-norm grad-norm-zscore skip-grad", &S::skip_norm_zscore, {0, 1000},
         "the same for the norm of the gradient, before it is clipped"),
-    Row("Validation and samples"),
-    Row("-v --val-every N eval-interval val-loss-every eval-every", &S::val_every, {0, kMaxInt, "steps"},
-        "0 = only at the end; left out: a tenth of all, or more if slow (llm.c: 20)"),
+    Row("Validation and samples: -v --val-every N eval-interval val-loss-every eval-every", &S::val_every,
+        {0, kMaxInt, "steps"}, "0 = only at the end; left out: a tenth of all, or more if slow (llm.c: 20)"),
     Row("--val-tokens N eval-tokens", &S::val_tokens, {1, kMaxTokens, "tokens", true},
         "how much to validate on, from the start of the validation data; -1 = all of it"),
     Row("-m --val-batches N eval-iters val-steps", &S::val_batches,
@@ -148,9 +141,8 @@ constexpr Row kRows[] = {
     Row("--temperature X temp", &S::temperature, {0, 100}, "0 = the most likely token; above 1 wilder text"),
     Row("--top-k N", &S::top_k, {0, 65536, "tokens"}, "draw among the K most likely tokens; 0 = among all"),
     Row("--prompt TEXT start", &S::prompt, "what a sample starts with; without it, a new document"),
-    Row("Output, saving, resuming"),
-    Row("-o --out FOLDER output output-dir out-dir log-dir", &S::out, {.empty_word = "auto"},
-        "where the log and the checkpoints go; auto = runs/DATE-TIME"),
+    Row("Output, saving, resuming: -o --out FOLDER output output-dir out-dir log-dir", &S::out,
+        {.empty_word = "auto"}, "where the log and the checkpoints go; auto = runs/DATE-TIME"),
     Row("-n --save-every N checkpoint-every save-interval", &S::save_every, {0, kMaxInt, "steps"},
         "between checkpoints; 0 = only at the end"),
     Row("-nk --keep N keep-checkpoints save-total-limit", &S::keep, {0, kMaxInt, "checkpoints"},
@@ -172,8 +164,7 @@ constexpr Row kRows[] = {
     Row("--log-every N log-interval print-every", &S::log_every, {1, kMaxInt, "steps"},
         "between lines that stay on the screen"),
     Row("--quiet silent", &S::quiet, "print less"),
-    Row("Many GPUs, many processes"),
-    Row("--gpus N|all n-gpus num-gpus devices", &S::gpus,
+    Row("Many GPUs, many processes: --gpus N|all n-gpus num-gpus devices", &S::gpus,
         "a process (rank) for each of N GPUs here; left out: as torchrun, Open MPI, PMI or SLURM say, or 1"),
     Row("--ranks N num-processes", &S::ranks, {.range = {1, 1024, "processes"}, .rivals = "gpus"},
         "the same by the number of processes, on the CPU as well"),
@@ -192,8 +183,7 @@ constexpr Row kRows[] = {
     Row("-pg --ranks-per-host N gpus-per-node", &S::ranks_per_host, {1, 1024, "processes"},
         "of which N are on a host, rank R on GPU R mod N; left out: all"),
     Row("-ps --master HOST master-addr server-ip", &S::master, "where rank 0 is found: HOST or HOST:PORT"),
-    Row("General"),
-    Row("--dry-run plan", &S::dry_run, "print the plan, with the memory it needs, and stop"),
+    Row("General: --dry-run plan", &S::dry_run, "print the plan, with the memory it needs, and stop"),
     Row("--profile FILE profiler benchmark", &S::profile, {.empty_word = "none", .cpu_only = "none"},
         "instead of a run: what a step takes, part by part, and the least that it could; as JSON in FILE"),
     Row("--tune-gemm FILE autotune gemm-cache", &S::tune_gemm, {.empty_word = "none", .cpu_only = "none"},
@@ -276,10 +266,8 @@ std::string config_of_run(const Options& s, const std::vector<Setting>& typed) {
 // stand on the command line, too.
 void require_harmless(const std::string& config, const Option& o, const std::string& value) {
     std::error_code ignored;
-    const auto place = [&](const std::string& path) {
-        return fs::weakly_canonical(fs::absolute(path, ignored), ignored);
-    };
-    const fs::path inside = place(value).lexically_relative(place(config).parent_path());
+    const fs::path inside =
+        fs::relative(fs::absolute(value, ignored), fs::absolute(config, ignored).parent_path(), ignored);
     const bool outside = value != o.empty_word && (inside.empty() || *inside.begin() == "..");
     const bool writes = among("export-hf profile", o.name) || (o.name == "tune-gemm" && !is_there(value));
     const bool crowds = o.name == "ranks" && std::stoull(value) > 8 * std::thread::hardware_concurrency();
@@ -307,9 +295,7 @@ std::vector<Setting> take_config(Options* s, const Table& table, const std::vect
     const std::optional<std::string> text = read_whole(path, kMaxConfigBytes);
     if (!text) { fail_usage("--config " + in_quotes(path) + ": there is no such file."); }
     const auto in_file = read_config(*text, "--config " + in_quotes(path), table);
-    const Program program = s->program;
-    *s = Options();
-    s->program = program;
+    *s = Options{.program = s->program};
     std::vector<Setting> all;
     for (const Setting& one : in_file) {
         const Option& o = *one.option;
@@ -318,7 +304,7 @@ std::vector<Setting> take_config(Options* s, const Table& table, const std::vect
         };
         if (std::ranges::any_of(typed, replaces)) { continue; }
         // a run that a GPU began goes on here as this program can, and there again as it was
-        if (!of_run.empty() && program == Program::kCpu && (*o.cpu_only || o.name == "gpus")) {
+        if (!of_run.empty() && s->program == Program::kCpu && (*o.cpu_only || o.name == "gpus")) {
             if (one.text == o.cpu_only || one.text == o.empty_word) { continue; }
             s->for_gpu[o.name] = one.text;
             s->notes += o.name + " = " + one.text + ": not on the CPU; config.toml keeps it for a GPU\n";
@@ -350,10 +336,9 @@ std::string validation_beside(const std::string& train_data) {
 // what is wrong with a number that is no multiple of a step; "" = nothing
 std::string not_multiple(const char* option, int64_t n, int64_t step, const std::string& of) {
     const int64_t low = n / step * step;
-    const std::string lower = low > 0 ? fmt::format("{} or ", low) : "";
     if (low == n) { return ""; }
-    return fmt::format("{0} {1} is not a multiple of {2}. Nearest: {0} {3}{4}.", option, n, of, lower,
-                       low + step);
+    return fmt::format("{0} {1} is not a multiple of {2}. Nearest: {0} {3}{4}.", option, n, of,
+                       low > 0 ? fmt::format("{} or ", low) : "", low + step);
 }
 
 // what is wrong with the model's options; sets max_seq_len where a descriptor says it
@@ -432,8 +417,7 @@ Table trainer_table(Options* settings) {
     t.add("--version", {}, "print version, compiler and build, and stop");
     const auto bound = [=](auto field) -> Field { return &(settings->*field); };
     for (const Row& row : kRows) {
-        if (*row.help != 0) { t.add(row.spelling, std::visit(bound, row.field), row.rules, row.help); }
-        if (*row.help == 0) { t.group = row.spelling; }
+        t.add(row.spelling, std::visit(bound, row.field), row.rules, row.help);
         if (gpu) { t.options.back().cpu_only = ""; }
     }
     const bool gcc = std::isdigit((unsigned char)__VERSION__[0]);  // only a number
@@ -451,24 +435,21 @@ bool model_descriptor(const std::string& text, ModelShape* shape) {
     const bool gpt3 = text.starts_with(kGpt3Prefix);
     const size_t start = gpt3 || text.starts_with("gpt2:d") ? 6 : text.starts_with("d") ? 1 : text.size();
     int n = 0;
-    const auto [end, code] = std::from_chars(text.data() + start, text.data() + text.size(), n);
-    if (code != std::errc() || end != text.data() + text.size() || text[start] == '0') { return false; }
-    const auto* known = gpt3 ? std::ranges::find(kGpt3, n, &ModelShape::channels)
-                             : std::ranges::find(kGpt2, n, &ModelShape::layers);
-    const bool in_table = known != (gpt3 ? std::end(kGpt3) : std::end(kGpt2));
-    if (!in_table && (gpt3 || n < 1 || n > 1024)) { return false; }
-    *shape = in_table ? *known : ModelShape{n, n, 64 * n};
+    const bool number = Field(&n).set({.range = {1, kMaxInt}}, text.substr(start)).empty();
+    const auto& known = gpt3 ? kGpt3 : kGpt2;
+    const auto* at = std::ranges::find(known, n, gpt3 ? &ModelShape::channels : &ModelShape::layers);
+    const bool in_table = at != std::end(known);
+    if (!number || text[start] == '0' || (!in_table && (gpt3 || n > 1024))) { return false; }
+    *shape = in_table ? *at : ModelShape{n, n, 64 * n};
     return true;
 }
 
-Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out) {
-    Options s;
-    s.program = program;
+std::optional<Options> parse_options(int argc, const char* const* argv, Program program) {
+    Options s{.program = program};
     Table table = trainer_table(&s);
     if (argc > 0) { table.program = argv[0]; }
     const std::optional<std::vector<Setting>> typed = table.parse(argc, argv);
-    *exit_code_out = typed ? -1 : kExitDone;
-    if (!typed) { return s; }
+    if (!typed) { return std::nullopt; }
     const std::vector<Setting> given = take_config(&s, table, *typed);
     if (has(given, table.find("--train-data")) && !has(given, table.find("--val-data"))) {
         s.val_data = validation_beside(s.train_data);
@@ -507,16 +488,15 @@ std::string config_text(const Options& options, bool own) {
 bool fill_from_run(const std::string& config_path, Options* options) {
     const std::optional<std::string> text = read_whole(config_path, kMaxConfigBytes);
     if (!text) { return false; }
-    Options s = *options;
-    const Table table = trainer_table(&s);
+    const Options asked = *options;
+    const Table table = trainer_table(options);
     const auto of_run = read_config(*text, "--config " + in_quotes(config_path), table);
-    s = *options;
+    *options = asked;
     std::string names = "lr warmup final-lr-fraction val-every sample-every reduce-groups";
-    if (s.steps == kAuto && s.epochs <= 0 && s.minutes <= 0) { names += " steps epochs minutes"; }
+    if (asked.steps == kAuto && asked.epochs <= 0 && asked.minutes <= 0) { names += " steps epochs minutes"; }
     for (const auto& [option, value, where] : of_run) {
         if (among(names, option->name) && option->value_text().empty()) { option->assign(value, where); }
     }
-    *options = s;
     return true;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "llmc/host/options/choices.h"
@@ -81,12 +82,11 @@ inline constexpr const char* kGpt3Prefix = "gpt3:c";
 // any other text.
 bool model_descriptor(const std::string& text, ModelShape* shape);
 
-// Fills Options from argv (flag > config file > default). Where the program has nothing left to do (--help
-// and --version, printed to stdout) *exit_code_out is what it should return, else -1. Bad usage throws
+// Options from argv (flag > config file > default); nothing for --help and --version, which are printed. Bad usage throws
 // Error(kExitUsage) that names the option and, for an unknown one, the nearest known.
 // All that comes back is in range, fits together (total_batch is a multiple of batch x seq_len, and so on)
 // and is what this program can do; dtype is kFp32 or kBf16.
-Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out);
+std::optional<Options> parse_options(int argc, const char* const* argv, Program program);
 
 // The options in config-file form: what --config reads back. own: as the run's, which keeps what this program has not.
 std::string config_text(const Options& options, bool own = false);

@@ -80,6 +80,13 @@ std::vector<std::string> split_words(const std::string& text) {
     return {std::istream_iterator<std::string>(in), {}};
 }
 
+std::vector<std::string> split(const std::string& text, char separator) {
+    std::vector<std::string> parts;
+    std::istringstream in(text + separator);
+    for (std::string part; std::getline(in, part, separator);) { parts.push_back(part); }
+    return parts;
+}
+
 bool among(const std::string& words, const std::string& word) {
     const std::vector<std::string> all = split_words(words);
     return std::ranges::find(all, word) != all.end();
@@ -108,13 +115,16 @@ std::string Option::value_text() const {
 
 std::string Option::assign(const std::string& typed, const std::string& where) const {
     const std::string text = among("TEXT [TEXT] NAME", value) ? typed : at_home(typed);
-    const bool known = !*choices || among(choices, text), empty = text.empty() && value != "[TEXT]";
-    const std::string wrong = empty ? " is empty" : known ? field.set(*this, text) : " is not known";
-    if (wrong.empty()) { return text; }
-    constexpr const char* kKinds[] = {"", "", "", "a whole number, ", "a number, "};
-    const std::string expected = allowed().empty() ? value : kKinds[field.kind] + allowed();
-    const std::string why = name.empty() ? ": " + help : "";
-    fail_usage(fmt::format("{}: {}{}. Expected {}{}.", where, in_quotes(text), wrong, expected, why));
+    for (const std::string& one : listed ? split(text, ',') : std::vector{text}) {
+        const bool known = !*choices || among(choices, one), empty = one.empty() && value != "[TEXT]";
+        const std::string wrong = empty ? " is empty" : known ? field.set(*this, one) : " is not known";
+        if (wrong.empty()) { continue; }
+        constexpr const char* kKinds[] = {"", "", "", "a whole number, ", "a number, "};
+        const std::string expected = allowed().empty() ? value : kKinds[field.kind] + allowed();
+        const std::string why = name.empty() ? ": " + help : "";
+        fail_usage(fmt::format("{}: {}{}. Expected {}{}.", where, in_quotes(one), wrong, expected, why));
+    }
+    return text;
 }
 
 bool has(const std::vector<Setting>& settings, const Option* o) {
@@ -124,19 +134,20 @@ bool has(const std::vector<Setting>& settings, const Option* o) {
 // ---- the table
 
 Table::Table(const std::string& program, const std::string& about, const std::string& end)
-    : program(program), about(about), end(end), group("Options") {
-    add("-h --help usage", {}, "print this, and stop");
+    : program(program), about(about), end(end) {
+    add("Options: -h --help usage", {}, "print this, and stop");
 }
 
 void Table::add(const std::string& spelling, Field field, Rules rules, const char* help) {
     Option& o = options.emplace_back();
     static_cast<Rules&>(o) = std::move(rules);
     o.help = help;
-    o.group.swap(group);
+    const size_t title = spelling.find(": ");
+    if (title != spelling.npos) { o.group = spelling.substr(0, title); }
     if (!*o.choices) { o.choices = field.choices; }
     const bool no_value = field.kind == Field::kAction || field.kind == Field::kSwitch;
     o.field = std::move(field);
-    for (const std::string& word : split_words(spelling)) {
+    for (const std::string& word : split_words(spelling.substr(title == spelling.npos ? 0 : title + 1))) {
         const bool is_name = word.starts_with('-');
         if (!is_name && !no_value && o.value.empty()) {
             o.value = word;
@@ -193,12 +204,12 @@ std::string Table::objections(const std::vector<Setting>& settings) const {
         if (o.required && !given) { all += fmt::format("\n{} is required: {}.", name, o.help); }
         if (!given) { continue; }
         for (const std::string& other : split_words(o.needed)) {
-            const bool missing = !has(settings, find("--" + other));
-            all += missing ? fmt::format("\n{} needs --{}, which is missing.", name, other) : "";
+            if (has(settings, find("--" + other))) { continue; }
+            all += fmt::format("\n{} needs --{}, which is missing.", name, other);
         }
         for (const std::string& other : split_words(o.rivals)) {
-            const bool both = has(settings, find("--" + other));
-            all += both ? fmt::format("\n{} and --{}: give one or the other.", name, other) : "";
+            if (!has(settings, find("--" + other))) { continue; }
+            all += fmt::format("\n{} and --{}: give one or the other.", name, other);
         }
     }
     return all;
@@ -326,11 +337,8 @@ Setting read_token(const Table& table, const std::vector<std::string>& tokens, s
     const std::string typed = token.substr(0, equals);
     const bool is_long = typed.starts_with("--"), has_value = equals != token.npos;
     const bool at_end = *at == tokens.size(), alone = at_end || is_option(table, tokens[*at]);
-    const Option *o = table.find(typed), *meant = table.nearest(typed);
-    // llm.c's -h has a value
-    const Option* other =
-        o != nullptr && o->field.kind == Field::kAction && !alone ? table.find(typed + "=") : nullptr;
-    if (other != nullptr) { o = other; }
+    const Option *o = table.find(typed), *meant = table.nearest(typed), *other = table.find(typed + "=");
+    if (other != nullptr && !alone) { o = other; }  // llm.c's -h has a value
     if (o == nullptr) {
         const std::string hint = meant != nullptr ? " Did you mean --" + meant->name + "?" : "";
         fail_usage("unknown option " + in_quotes(token) + "." + hint);
@@ -360,14 +368,11 @@ std::optional<std::vector<Setting>> Table::parse(int argc, const char* const* ar
     const std::vector<std::string> tokens(argv + std::min(first, argc), argv + argc);
     std::vector<Setting> settings;
     std::string wrong;  // all that is, to be said at once
-    const Option* action = nullptr;
-    for (size_t at = 0; at < tokens.size() && action == nullptr;) {
+    bool acts = false;
+    for (size_t at = 0; at < tokens.size() && !acts;) {
         try {
             Setting one = read_token(*this, tokens, &at, settings);
-            if (one.option->field.kind == Field::kAction) {
-                action = one.option;
-                continue;
-            }
+            acts = one.option->field.kind == Field::kAction;
             one.text = one.option->assign(one.text, one.where);
             settings.push_back(one);
         } catch (const Error& e) {  // to go on with the next option
@@ -375,10 +380,10 @@ std::optional<std::vector<Setting>> Table::parse(int argc, const char* const* ar
             while (at < tokens.size() && !is_option(*this, tokens[at])) { at++; }
         }
     }
-    if (action == nullptr) { wrong += objections(settings); }
+    if (!acts) { wrong += objections(settings); }
     if (!wrong.empty()) { fail(wrong); }
-    if (action == nullptr) { return settings; }
-    std::fputs((action->name == "help" ? help() : version).c_str(), stdout);
+    if (!acts) { return settings; }
+    std::fputs((settings.back().option->name == "help" ? help() : version).c_str(), stdout);
     require_printed();
     return std::nullopt;
 }

@@ -36,20 +36,25 @@ struct Rules {
     const char* rivals = "";      // the options that say the same in another way
     const char* needed = "";      // the options without which this one means nothing
     bool required = false, repeats = false, for_command_line = false;
+    bool listed = false;  // several, with commas between
 };
 
 // A field that a text fills.
 struct Field {
     enum Kind { kAction, kSwitch, kText, kWhole, kReal } kind = kAction;  // kAction: no field, as of --help
     // puts a text into it; returns what is wrong with it, "" = nothing
-    std::function<std::string(const Rules&, const std::string&)> set;
+    std::function<std::string(const Rules&, const std::string&)> set = [](auto&, auto&) { return ""; };
     std::function<std::string()> get = [] { return ""; };  // "" = it cannot be told
     const char* choices = "";                              // as Rules'
 
     Field() = default;
     template <std::invocable<const std::string&> Read>
     Field(Read read) : kind(kText), set([=](const Rules&, auto& text) { return read(text), ""; }) {}
-    Field(std::vector<std::string>* to) : Field([=](auto& text) { to->push_back(text); }) {}
+    template <typename T>
+    Field(std::vector<T>* to) : Field((T*)nullptr) {  // one more of them
+        set = [=](const Rules& r, auto& text) { return Field(&to->emplace_back()).set(r, text); };
+        get = [] { return ""; };
+    }
     Field(std::string* to) : kind(kText), get([=] { return *to; }) {
         set = [=](const Rules& r, auto& text) { return *to = text == r.empty_word ? "" : text, ""; };
     }
@@ -82,7 +87,7 @@ struct Option : Rules {
     std::string value;  // what --help calls the value; "" = a switch without one
     std::string also;   // its names without dashes, and those that other programs give it: for "did you mean"
     Field field;
-    std::string help, group;  // group: the title of those that begin with this one
+    std::string help, group;  // group: a title
     std::string initial;      // the value before any is set
 
     bool is_number() const { return field.kind >= Field::kWhole; }
@@ -101,9 +106,10 @@ struct Setting {
 bool has(const std::vector<Setting>& settings, const Option* o);
 
 struct Table {
-    Table(const std::string& program, const std::string& about, const std::string& end);  // has --help
+    Table(const std::string& program, const std::string& about = "",
+          const std::string& end = "");  // has --help
     // spelling: "-b --batch N batch-size", the names, what --help calls the value, and names that other programs give it; without
-    // dashes it is an argument that needs no name.
+    // dashes it is an argument that needs no name. "Data: -b ...": the title of those that begin with this one.
     void add(const std::string& spelling, Field field, Rules rules, const char* help);
     void add(const std::string& spelling, Field field, const char* help) { add(spelling, field, {}, help); }
 
@@ -122,7 +128,6 @@ struct Table {
     std::string program;          // as it is called: "./train_gpt2 generate"
     std::string about, end;       // what --help says before and behind the options; PROGRAM is `program`
     std::string version;          // what --version prints; "" = there is none
-    std::string group;            // the title of those that are added next
 };
 
 // A config file's text, which is TOML, put into the fields of the table, checked as strictly as a command line.

@@ -28,36 +28,6 @@ namespace llmc {
 
 namespace {
 
-constexpr const char* kGenerateHelp =
-    R"(The text begins like a new document, then comes the prompt. A model sees as many tokens as it was made
-for: a longer text goes on with its newer half ("slides"), which is said on standard error.
-
-Examples:
-  PROGRAM runs/mine --num-samples 3 --tokens 100 --stop '\n\n'
-      three texts, each until its first blank line (\n and \t mean newline and tab here)
-  cat start.txt | PROGRAM gpt2 --prompt - --top-k 50 --json > continued.jsonl
-      one object a text: prompt, text, ids of its tokens, why it ended
-  PROGRAM runs/mine --interactive
-      type a line, the model goes on; type the next: it knows all that was written. Control-D ends
-)";
-
-constexpr const char* kExportHelp =
-    R"(Writes model.safetensors, config.json, generation_config.json and the tokenizer's files, which
-from_pretrained() of transformers' AutoModelForCausalLM and AutoTokenizer loads, and so does --model here.
-
-Example:
-  PROGRAM gpt2_124M.bin --hf out --type bf16 --tokenizer gpt2
-)";
-
-constexpr const char* kEvalHelp =
-    R"(Prints the mean loss in nats a token, the perplexity (e to that), and bits a byte, which can be
-compared between tokenizers. Each token is predicted once, from what stands before it in its row of
---seq-len tokens. Of HellaSwag's endings, how often the right one has the lowest loss, whole or a token.
-
-Example:
-  PROGRAM gpt2 --data 'data/web_val_*.bin' --max-tokens 100000 --hellaswag data/hellaswag_val.bin
-)";
-
 // \n and \t as they are typed in a shell
 std::string unescaped(std::string text) {
     for (size_t at = 0; (at = text.find('\\', at)) != text.npos && at + 1 < text.size(); at++) {
@@ -68,16 +38,22 @@ std::string unescaped(std::string text) {
 }
 
 void add_generate(Table& t, CommandOptions& o) {
-    const auto read_ids = [&o](const std::string& text) {
-        std::istringstream ids(text + ",");
-        for (std::string id; std::getline(ids, id, ',');) {
-            if (Field(&o.prompt_ids.emplace_back()).set({.range = {0, kMaxInt}}, id).empty()) { continue; }
-            fail_usage("--prompt-ids: found " + in_quotes(text) + ", expected ids such as 1,2,3.");
-        }
-    };
+    t.about = "Writes text with a trained model.";
+    t.end =
+        R"(The text begins like a new document, then comes the prompt. A model sees as many tokens as it was made
+for: a longer text goes on with its newer half ("slides"), which is said on standard error.
+
+Examples:
+  PROGRAM runs/mine --num-samples 3 --tokens 100 --stop '\n\n'
+      three texts, each until its first blank line (\n and \t mean newline and tab here)
+  cat start.txt | PROGRAM gpt2 --prompt - --top-k 50 --json > continued.jsonl
+      one object a text: prompt, text, ids of its tokens, why it ended
+  PROGRAM runs/mine --interactive
+      type a line, the model goes on; type the next: it knows all that was written. Control-D ends
+)";
     const auto read_stop = [&o](const std::string& text) { o.stop.push_back(unescaped(text)); };
     t.add("--prompt [TEXT]", &o.prompt, "what the text starts with; - = read it from standard input");
-    t.add("--prompt-ids IDS", read_ids, {.rivals = "prompt", .repeats = true},
+    t.add("--prompt-ids IDS", &o.prompt_ids, {.range = {0, kMaxInt}, .rivals = "prompt", .listed = true},
           "what goes before, as ids (1,2,3); without a tokenizer the text is ids, too");
     t.add("--tokens --max-new-tokens N", &o.tokens, {1, 0x1p40}, "how many to write at most");
     t.add("--temperature --temp X", &o.temperature, {0, 100},
@@ -98,12 +74,27 @@ void add_generate(Table& t, CommandOptions& o) {
 }
 
 void add_export(Table& t, CommandOptions& o) {
+    t.about = "Writes a model as Hugging Face's transformers loads it.";
+    t.end = R"(Writes model.safetensors, config.json, generation_config.json and the tokenizer's files, which
+from_pretrained() of transformers' AutoModelForCausalLM and AutoTokenizer loads, and so does --model here.
+
+Example:
+  PROGRAM gpt2_124M.bin --hf out --type bf16 --tokenizer gpt2
+)";
     t.add("--hf --out FOLDER", &o.hf, {.required = true}, "the folder to write");
     t.add("--type TYPE", &o.type, "of the weights; auto = as they are");
     t.add("--force", &o.force, "write into the folder though it is not empty");
 }
 
 void add_eval(Table& t, CommandOptions& o) {
+    t.about = "Measures how well a model predicts token shards.";
+    t.end = R"(Prints the mean loss in nats a token, the perplexity (e to that), and bits a byte, which can be
+compared between tokenizers. Each token is predicted once, from what stands before it in its row of
+--seq-len tokens. Of HellaSwag's endings, how often the right one has the lowest loss, whole or a token.
+
+Example:
+  PROGRAM gpt2 --data 'data/web_val_*.bin' --max-tokens 100000 --hellaswag data/hellaswag_val.bin
+)";
     t.add("--data --val-data GLOB", &o.data, "token shards: a file, or a pattern in quotes");
     t.add("--raw-tokens VOCAB", &o.raw_tokens, {1, 1 << 16},
           "the data are 16-bit tokens without a header, as nanoGPT's: their vocabulary");
@@ -123,20 +114,13 @@ void add_eval(Table& t, CommandOptions& o) {
 bool parse_command(int argc, const char* const* argv, CommandOptions* options) {
     CommandOptions& o = *options;
     o.command = argv[1];
-    const bool generate = o.command == "generate", exports = o.command == "export";
-    Table t(std::string(argv[0]) + " " + o.command,
-            generate  ? "Writes text with a trained model."
-            : exports ? "Writes a model as Hugging Face's transformers loads it."
-                      : "Measures how well a model predicts token shards.",
-            generate  ? kGenerateHelp
-            : exports ? kExportHelp
-                      : kEvalHelp);
+    Table t(std::string(argv[0]) + " " + o.command);
     t.add("MODEL", &o.model, {.required = true},
           "the folder of a run (its model.bin, or its newest checkpoint), a checkpoint (step_00001000), "
           "*.bin of ours or llm.c's, or a folder with Hugging Face's GPT-2 (config.json, model.safetensors), "
           "or a *.safetensors in it");
     t.add("--tokenizer PATH", &o.tokenizer, "default: the one beside the model, or bytes");
-    (generate ? add_generate : exports ? add_export : add_eval)(t, o);
+    (o.command == "generate" ? add_generate : o.command == "export" ? add_export : add_eval)(t, o);
     if (!t.parse(argc, argv, 2)) { return false; }
     const bool nothing = o.command == "eval" && o.data.empty() && o.hellaswag.empty();
     if (nothing) { t.fail("\ngive --data, --hellaswag or both."); }

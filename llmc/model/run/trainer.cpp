@@ -496,11 +496,10 @@ int run_main(const char* name, Program program, int argc, char** argv,
     try {
         if (std::optional<int> done = command(argc, argv)) { return *done; }  // a signal ends it at once
         ignore_write_signals();
-        int exit_code = -1;
-        const Options options = parse_options(argc, argv, program, &exit_code);
-        if (exit_code >= 0) { return exit_code; }
+        const std::optional<Options> options = parse_options(argc, argv, program);
+        if (!options) { return kExitDone; }
         catch_run_signals();
-        return train(options, argv);
+        return train(*options, argv);
     } catch (const Error& e) {
         std::fflush(stdout);
         put_text(stderr, fmt::format("{}: {}\n", name, e.what()));
