@@ -1,7 +1,6 @@
 // ./train_gpt2: trains GPT-2 on the CPU. The loop is llmc/model/run/trainer.h, the model llmc/model/cpu/gpt2.h,
 // the options llmc/host/options/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval, report):
 // llmc/model/run/commands.h.
-#include "llmc/host/ranks/ranks.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/run/commands.h"
 #include "llmc/model/run/trainer.h"
@@ -9,12 +8,7 @@
 namespace llmc {
 namespace {
 
-int train(const Options& options, char** argv) {
-    return run_ranks(options, "train_gpt2", argv, 0, [](const Options& o, Comm& comm) {
-        return train_in_rank(
-            o, [](const Options&) { return factory_of<GPT2Cpu>(); }, comm);
-    });
-}
+ModelFactory models(const Options&) { return factory_of<GPT2Cpu>(); }
 
 std::optional<int> command(int argc, char** argv) {
     const Engine engine = {[](const ModelSource& source, FloatType dtype) {
@@ -35,5 +29,5 @@ std::optional<int> command(int argc, char** argv) {
 }  // namespace llmc
 
 int main(int argc, char** argv) {
-    return llmc::run_main("train_gpt2", llmc::Program::kCpu, argc, argv, llmc::train, llmc::command);
+    return llmc::run_main(argc, argv, {llmc::models, "train_gpt2", llmc::Program::kCpu, llmc::command});
 }

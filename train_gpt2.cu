@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/host/ranks/ranks.h"
 #include "llmc/model/gpu/gpt2.cuh"
 #include "llmc/model/profile/step_profile.h"
 #include "llmc/model/run/commands.h"
@@ -58,25 +57,21 @@ void tune_if_missing(const Options& options) {
     });
 }
 
-// The ranks of a host take its GPUs in turn; a launcher may show each of them its own alone.
-int train_rank(const Options& options, Comm& comm) {
-    check(cudaSetDevice(comm.local_rank() % require_gpu()));
-    if (comm.size() == 1) { tune_if_missing(options); }
-    const Models models = [](const Options& o) {
-        return with_model(o, []<typename Kind>(std::type_identity<Kind>) { return factory_of<Kind>(); });
-    };
-    return train_in_rank(options, models, comm);
+ModelFactory models(const Options& options) {
+    return with_model(options, []<typename Kind>(std::type_identity<Kind>) { return factory_of<Kind>(); });
 }
 
-int train(const Options& options, char** argv) {
-    const int devices = require_gpu();  // before the data is read
-    if (!options.profile.empty()) {
-        tune_if_missing(options);
-        return with_model(options, [&]<typename T, typename Grad>(std::type_identity<GPT2<T, Grad>>) {
-            return profile_training<T, Grad>(options);
-        });
-    }
-    return run_ranks(options, "train_gpt2cu", argv, devices, train_rank);
+// The ranks of a host take its GPUs in turn; a launcher may show each of them its own alone.
+void take_gpu(const Options& options, const Comm& comm) {
+    check(cudaSetDevice(comm.local_rank() % require_gpu()));
+    if (comm.size() == 1) { tune_if_missing(options); }
+}
+
+int profile(const Options& options) {
+    tune_if_missing(options);
+    return with_model(options, [&]<typename T, typename Grad>(std::type_identity<GPT2<T, Grad>>) {
+        return profile_training<T, Grad>(options);
+    });
 }
 
 // generate computes in bf16 unless it is asked for fp32, the other sub-commands in fp32.
@@ -96,5 +91,7 @@ std::optional<int> command(int argc, char** argv) {
 }  // namespace llmc
 
 int main(int argc, char** argv) {
-    return llmc::run_main("train_gpt2cu", llmc::Program::kGpu, argc, argv, llmc::train, llmc::command);
+    return llmc::run_main(argc, argv,
+                          {llmc::models, "train_gpt2cu", llmc::Program::kGpu, llmc::command,
+                           llmc::require_gpu, llmc::profile, llmc::take_gpu});
 }

@@ -185,8 +185,8 @@ TEST_CASE("step times: every step has its own, the last one and those before a p
     const Options options = parse(tiny_run(p.folder.path(), more));
     Comm alone;
     printed_by([&] {
-        CHECK(train_in_rank(
-                  options, [](const Options&) { return factory_of<LateModel>(); }, alone) == kExitDone);
+        CHECK(train_in_rank({[](const Options&) { return factory_of<LateModel>(); }}, options, alone) ==
+              kExitDone);
     });
     double all = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - before).count();
     double sum = 0;

@@ -91,10 +91,8 @@ Error end_of_run(const DisturbedRuns& p, const std::string& more) {
     const Options options = parse(p.options("run", "--steps 6 --val-every 4 " + more));
     Error end(-1, "");
     printed_by([&] {
-        end = error_of([&] {
-            train_in_rank(
-                options, [](const Options&) { return factory_of<Kind>(); }, alone);
-        });
+        end = error_of(
+            [&] { train_in_rank({[](const Options&) { return factory_of<Kind>(); }}, options, alone); });
     });
     stop_requested = 0;
     out_of_memory = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/choices.h"
+#include "llmc/host/ranks/ranks.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/eval/validation.h"
 #include "llmc/model/formats/checkpoint.h"
@@ -215,9 +217,9 @@ private:
         const float loss = outliers_.largest(&AcceptedStep::loss, o_.skip_loss_zscore, step),
                     norm = outliers_.largest(&AcceptedStep::norm, o_.skip_norm_zscore, step);
         const int64_t targets = plan_.rows_per_step * o_.seq_len;
+        const Options& o = given_;  // the plan works out nothing of these
         const StepParams params = {
-            step, plan_.schedule(step), o_.beta1, o_.beta2, o_.eps, o_.weight_decay, o_.clip, targets, loss,
-            norm};
+            step, plan_.schedule(step), o.beta1, o.beta2, o.eps, o.weight_decay, o.clip, targets, loss, norm};
         pass_on(comm_, {.task = Task::kStep, .params = params});
         whole_ = -1;
         const bool done = model_->enqueue_step(batches_, params);
@@ -487,34 +489,35 @@ StepNumbers StepClock::numbers(const StepResult& r, const RunPlan& plan, int seq
     return n;
 }
 
-int run_main(const char* name, Program program, int argc, char** argv,
-             const std::function<int(const Options&, char**)>& train,
-             const std::function<std::optional<int>(int, char**)>& command) {
+int run_main(int argc, char** argv, const TrainProgram& p) {
     open_standard_streams();
     wait_politely(argv);
     std::signal(SIGXFSZ, SIG_IGN);  // it would end a sub-command without a word; now the write fails instead
     try {
-        if (std::optional<int> done = command(argc, argv)) { return *done; }  // a signal ends it at once
+        if (std::optional<int> done = p.command(argc, argv)) { return *done; }  // a signal ends it at once
         ignore_write_signals();
-        const std::optional<Options> options = parse_options(argc, argv, program);
+        const std::optional<Options> options = parse_options(argc, argv, p.program);
         if (!options) { return kExitDone; }
         catch_run_signals();
-        return train(*options, argv);
+        const int gpus = p.require_gpus != nullptr ? p.require_gpus() : 0;  // before the data is read
+        if (!options->profile.empty()) { return p.profile(*options); }
+        return run_ranks(*options, p.name, argv, gpus, std::bind_front(train_in_rank, p));
     } catch (const Error& e) {
         std::fflush(stdout);
-        put_text(stderr, fmt::format("{}: {}\n", name, e.what()));
+        put_text(stderr, fmt::format("{}: {}\n", p.name, e.what()));
         return e.exit_code;
     } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "%s: out of memory. Use a smaller --batch, --seq-len or --model.\n", name);
+        std::fprintf(stderr, "%s: out of memory. Use a smaller --batch, --seq-len or --model.\n", p.name);
         return kExitDevice;
     } catch (const std::exception& e) {
-        put_text(stderr, fmt::format("{}: unexpected: {}\n", name, e.what()));
+        put_text(stderr, fmt::format("{}: unexpected: {}\n", p.name, e.what()));
         return kExitDevice;
     }
 }
 
-int train_in_rank(const Options& options, Models models, Comm& comm) {
-    return comm.root() ? Trainer(options, models, comm).run() : follow(options, models, comm);
+int train_in_rank(const TrainProgram& p, const Options& options, Comm& comm) {
+    if (p.take_gpu != nullptr) { p.take_gpu(options, comm); }
+    return comm.root() ? Trainer(options, p.models, comm).run() : follow(options, p.models, comm);
 }
 
 }  // namespace llmc

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 
@@ -37,13 +36,23 @@ private:
     std::chrono::steady_clock::time_point last_done_;
 };
 
-// What the mains of both trainers share: options in, errors out as messages and exit codes. Calls command(argc, argv), which has
-// a value if argv names a sub-command; else parses the options and calls train(options, argv). Returns what the program should.
-int run_main(const char* name, Program program, int argc, char** argv,
-             const std::function<int(const Options&, char**)>& train,
-             const std::function<std::optional<int>(int, char**)>& command);
+// What each of both trainers says of itself. The functions that return an int: an exit code, but for require_gpus.
+struct TrainProgram {
+    Models models;
+    const char* name = "";
+    Program program = Program::kCpu;
+    std::optional<int> (*command)(int argc, char** argv) = nullptr;  // nothing if argv names no sub-command
+    // of a GPU's alone: how many there are, throws Error(kExitDevice) if none; what --profile asks for, instead of a run; takes
+    // the rank's
+    int (*require_gpus)() = nullptr;
+    int (*profile)(const Options& options) = nullptr;
+    void (*take_gpu)(const Options& options, const Comm& comm) = nullptr;
+};
+
+// Options in, errors out as messages and exit codes, between them a sub-command or a run. Returns what the program should.
+int run_main(int argc, char** argv, const TrainProgram& program);
 
 // a run, in the rank that this process is; the program's exit code
-int train_in_rank(const Options& options, Models models, Comm& comm);
+int train_in_rank(const TrainProgram& program, const Options& options, Comm& comm);
 
 }  // namespace llmc
