@@ -162,8 +162,12 @@ void run(const CorpusOptions& options) {
     std::printf("wrote %s/train.bin val.bin val.json in %.2f s\n", options.out.c_str(), seconds.count());
 }
 
-// false: it was asked for its help alone
-bool parse(int argc, char** argv, CorpusOptions* options) {
+}  // namespace
+
+int main(int argc, char** argv) {
+    open_standard_streams();
+    ignore_write_signals();
+    CorpusOptions options;
     Table t(
         "data/make_corpus",
         "Writes the sample corpus: short English-like stories from a grammar, so that the entropy of the\n"
@@ -172,25 +176,16 @@ bool parse(int argc, char** argv, CorpusOptions* options) {
         "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a sum).",
         "Example: PROGRAM --seed 7 --out /tmp/corpus\n"
         "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin\n");
-    t.add("--out DIR", &options->out, "folder to write to, made if missing");
-    t.add("--train-bytes N", &options->train_bytes, {10'000, (double)kMostBytes},
+    t.add("--out DIR", &options.out, "folder to write to, made if missing");
+    t.add("--train-bytes N", &options.train_bytes, {10'000, (double)kMostBytes},
           "bytes of text in train.bin, up to whole stories");
-    t.add("--val-bytes N", &options->val_bytes, {1'000, (double)kMostBytes},
+    t.add("--val-bytes N", &options.val_bytes, {1'000, (double)kMostBytes},
           "bytes of text in val.bin, up to whole stories");
-    t.add("--seed S", &options->seed, {0, 0x1p64}, "which stories");
-    t.add("--show N", &options->show, {0, 1'000'000},
+    t.add("--seed S", &options.seed, {0, 0x1p64}, "which stories");
+    t.add("--show N", &options.show, {0, 1'000'000},
           "print the first N stories of train.bin and write nothing");
-    return t.parse(argc, argv).has_value();
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-    open_standard_streams();
-    ignore_write_signals();
-    CorpusOptions options;
     try {
-        if (parse(argc, argv, &options)) { run(options); }
+        if (t.parse(argc, argv)) { run(options); }
         return kExitDone;
     } catch (const Error& e) {
         std::fprintf(stderr, "make_corpus: %s\n", terminal_text(e.what()).c_str());

@@ -108,24 +108,19 @@ void make_hellaswag(const Settings& settings) {
                 settings.out.c_str());
 }
 
-// false: it was asked for its help alone
-bool parse(int argc, char** argv, Settings* settings) {
-    Table t("data/make_hellaswag", kDescription, kFooter);
-    t.add("input", &settings->input, {.required = true}, "a file of JSONL, or - for standard input");
-    t.add("--out FILE", &settings->out, {.required = true}, "the file to write");
-    t.add("--tokenizer PATH", &settings->tokenizer,
-          "the model's: a folder or file as of data/make_shards; without it, bytes");
-    return t.parse(argc, argv).has_value();
-}
-
 }  // namespace llmc
 
 int main(int argc, char** argv) {
     llmc::open_standard_streams();
     llmc::ignore_write_signals();
     llmc::Settings settings;
+    llmc::Table t("data/make_hellaswag", llmc::kDescription, llmc::kFooter);
+    t.add("input", &settings.input, {.required = true}, "a file of JSONL, or - for standard input");
+    t.add("--out FILE", &settings.out, {.required = true}, "the file to write");
+    t.add("--tokenizer PATH", &settings.tokenizer,
+          "the model's: a folder or file as of data/make_shards; without it, bytes");
     try {
-        if (!llmc::parse(argc, argv, &settings)) { return llmc::kExitDone; }
+        if (!t.parse(argc, argv)) { return llmc::kExitDone; }
         llmc::make_hellaswag(settings);
     } catch (const llmc::Error& e) {
         std::fprintf(stderr, "make_hellaswag: %s\n", llmc::terminal_text(e.what()).c_str());

@@ -216,9 +216,7 @@ TEST_CASE("options: ~ is the home folder, also where a shell leaves it as it is"
     CHECK(std::tie(in_file.out, in_file.prompt) == std::tuple("/home/me/runs", "~/runs"));
     const auto command = [](std::vector<const char*> typed) {  // of a sub-command
         typed.insert(typed.begin(), "train_gpt2");
-        CommandOptions o;
-        parse_command((int)typed.size(), typed.data(), &o);
-        return o;
+        return parse_command((int)typed.size(), typed.data()).value();
     };
     const CommandOptions o = command({"generate", "~/m", "--tokenizer=~/t", "--prompt=~/p", "--stop", "~/s"});
     CHECK(o.model == "/home/me/m");

@@ -1,5 +1,5 @@
 // What a user types: settings with a few values, enum classes that count from 0, by the words that stand for them on the command
-// line, in config files, in run.json and in messages; and any text as messages quote it.
+// line, in config files, in run.json and in messages, and what they mean in --help; and any text as messages quote it.
 #pragma once
 #include <algorithm>
 #include <cctype>
@@ -16,22 +16,16 @@ constexpr const char* words_of(Optimizer) { return "auto adamw muon"; }
 enum class FloatType { kAuto, kFp32, kBf16, kFp16 };
 constexpr const char* words_of(FloatType) { return "auto fp32 bf16 fp16"; }
 
-// what backward computes again instead of keeping it
-enum class Recompute {
-    kNone,
-    kGelu,   // the MLP's wide activations, before and after GELU: the product that makes them runs again
-    kBlock,  // all of a block but its input
-};
+enum class Recompute { kNone, kGelu, kBlock };
 constexpr const char* words_of(Recompute) { return "none gelu block"; }
 
 enum class Decay { kConstant, kCosine, kLinear, kWsd };  // of the learning rate
 constexpr const char* words_of(Decay) { return "constant cosine linear wsd"; }
 
-// rows of validation: back to back; each from the start of a document; auto: document if documents fit
 enum class ValAlign { kAuto, kWindow, kDocument };
 constexpr const char* words_of(ValAlign) { return "auto window document"; }
 
-enum class SaveMode { kAuto, kAsync, kSync };  // async: written while the run goes on
+enum class SaveMode { kAuto, kAsync, kSync };
 constexpr const char* words_of(SaveMode) { return "auto async sync"; }
 
 constexpr const char* words_of(bool) { return "false true"; }

@@ -6,7 +6,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <optional>
 #include <thread>
 #include <variant>
 
@@ -24,13 +23,10 @@ using S = Options;
 
 // ---- a row for each, in the order of --help
 
-template <typename... T>
-using FieldOf = std::variant<T S::*...>;
-
 struct Row {
     const char* spelling;
-    FieldOf<bool, int, int64_t, uint64_t, double, std::string, Optimizer, FloatType, Recompute, Decay,
-            ValAlign, SaveMode>
+    std::variant<bool S::*, int S::*, int64_t S::*, uint64_t S::*, double S::*, std::string S::*,
+                 Optimizer S::*, FloatType S::*, Recompute S::*, Decay S::*, ValAlign S::*, SaveMode S::*>
         field;
     Rules rules;
     const char* help;
@@ -250,8 +246,7 @@ bool is_there(const std::string& path) {
 // in a rank that something else has started: others of its job may run where they do not see the folder.
 std::string config_of_run(const Options& s, const std::vector<Setting>& typed) {
     const std::string own = s.out + "/config.toml";
-    const bool by_others =
-        s.world_size > 0 || has_launcher([](const char* name) { return (const char*)std::getenv(name); });
+    const bool by_others = s.world_size > 0 || has_launcher(std::getenv);
     const bool goes_on = s.resume == "auto" && !s.out.empty() && s.config.empty() && !by_others;
     if (!goes_on || !is_there(s.out + "/log.jsonl") || !is_there(own)) { return ""; }
     const auto is_step = [](const std::string& name) { return name.starts_with("step_"); };

@@ -77,9 +77,7 @@ struct ModelShape {
 
 inline constexpr const char* kGpt3Prefix = "gpt3:c";
 
-// "dN" or "gpt2:dN", N = 1 to 1024 layers: the sizes of llm.c's table (d12 is GPT-2 124M), and where the
-// table has no N, N heads of 64 channels; "gpt3:cN": those of its table of N channels. False, and *shape as it was, for
-// any other text.
+// A name of a new model, as --help lists them, by llm.c's tables. False, and *shape as it was, for any other text.
 bool model_descriptor(const std::string& text, ModelShape* shape);
 
 // Options from argv (flag > config file > default); nothing for --help and --version, which are printed. Bad usage throws
@@ -91,9 +89,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, Program 
 // The options in config-file form: what --config reads back. own: as the run's, which keeps what this program has not.
 std::string config_text(const Options& options, bool own = false);
 
-// What a run was started with, from its config.toml: sets those of steps, lr, warmup, final_lr_fraction,
-// val_every and sample_every that are left open (epochs and minutes count as steps). False if there is no such file;
-// throws Error(kExitUsage) if it cannot be read as one.
+// Where it is left open for how long, how fast and in which groups to train: as a run was started, from its config.toml. False if
+// there is no such file; throws Error(kExitUsage) if it cannot be read as one.
 bool fill_from_run(const std::string& config_path, Options* options);
 
 Table trainer_table(Options* settings);  // for the parser and its tests

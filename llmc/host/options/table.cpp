@@ -56,8 +56,8 @@ std::string option_help(const Option& o) {
     const bool lone = o.names.empty(), is_switch = o.value.empty();
     std::string name = lone || !o.names[0].starts_with("--") ? "  " : "      ";
     name += fmt::format("{}{}{}", fmt::join(o.names, ", "), lone || is_switch ? "" : " ", o.value);
-    name.resize(std::max(name.size(), kIndent - 1), ' ');
-    name += name.size() < kIndent ? " " : "\n" + std::string(kIndent, ' ');
+    name +=
+        name.size() < kIndent ? std::string(kIndent - name.size(), ' ') : "\n" + std::string(kIndent, ' ');
     const std::string allowed = is_switch ? "" : o.allowed();
     std::string given = is_switch || o.initial.empty() ? "" : "default " + o.initial;
     given += (given.empty() || allowed.empty() ? "" : "; ") + allowed;
@@ -71,6 +71,115 @@ std::string option_help(const Option& o) {
     }
     std::ranges::replace(text, kHardBlank, ' ');
     return name + text + "\n";
+}
+
+// ---- config files
+
+std::string trimmed(const std::string& text) {
+    const size_t begin = text.find_first_not_of(" \t\r");
+    return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
+}
+
+// What a value in quotes or brackets says; nothing if it says nothing. The strings of JSON are strings of TOML; a list of bytes
+// is a text that is no UTF-8, which TOML's strings must be.
+std::optional<std::string> text_of_value(const std::string& value) {
+    const char first = value[0], last = first == '[' ? ']' : first;
+    size_t end = 1;
+    while (end < value.size() && value[end] != last) { end += first == '"' && value[end] == '\\' ? 2 : 1; }
+    const std::string behind = end < value.size() ? trimmed(value.substr(end + 1)) : "no end";
+    if (!behind.empty() && behind[0] != '#') { return std::nullopt; }
+    if (first == '\'') { return value.substr(1, end - 1); }
+    JsonValue json;
+    if (!read_json(value.substr(0, end + 1), {}, &json).empty()) { return std::nullopt; }
+    if (json.is_string()) { return json.get<std::string>(); }
+    std::string bytes;
+    for (const JsonValue& item : json) {
+        if (!item.is_number_unsigned() || item > 255) { return std::nullopt; }
+        bytes += (char)item.get<int>();
+    }
+    return bytes;
+}
+
+// One line of a config file, key = value: the option and what would be typed for it.
+Setting read_line(const Table& table, const std::string& line, const std::string& where) {
+    const auto fail = [&](const std::string& at) {
+        fail_usage(
+            at + ": " + in_quotes(line) +
+            " is not understood. Expected lines like: batch = 8, model = \"d12\", quiet = true; texts in "
+            "quotes, no section, no list, no table.");
+    };
+    const size_t equals = line.find('=');
+    const std::string key = trimmed(line.substr(0, equals));
+    if (line[0] == '[' || equals == line.npos || key.empty()) { fail(where); }
+    const auto in_files = [](const Option* o) {
+        return o != nullptr && o->field.kind != Field::kAction && !o->for_command_line;
+    };
+    const Option *o = table.find("--" + key), *meant = table.nearest(key);
+    if (!in_files(o)) {
+        const std::string hint = in_files(meant) ? " Did you mean " + meant->name + "?" : "";
+        fail_usage(where + ": unknown key " + in_quotes(key) + "." + hint);
+    }
+    const std::string value = trimmed(line.substr(equals + 1)), here = where + ", " + key;
+    const bool is_text = o->field.kind == Field::kText, quoted = value.find_first_of("\"'[{") == 0;
+    std::optional<std::string> text = trimmed(value.substr(0, value.find('#')));
+    if (quoted) { text = text_of_value(value); }
+    if (!text || (is_text ? !quoted && !text->empty() : value[0] == '[')) { fail(here); }
+    if (o->is_number()) { std::erase(*text, '_'); }  // 1_000
+    return {o, *text, here};
+}
+
+// ---- the command line
+
+// Where a value should stand, is this an option? "-1", "-inf" and "-- a text" are not.
+bool is_option(const Table& table, const std::string& token) {
+    const std::string name = token.substr(0, token.find('='));
+    const auto of_names = [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_'; };
+    const bool is_long = name.size() > 2 && name.starts_with("--") && std::ranges::all_of(name, of_names);
+    return token == "--" || is_long || table.find(name) != nullptr;
+}
+
+// an argument without a name; before: what is given before it
+Setting read_argument(const Table& table, const std::string& token, const std::vector<Setting>& before) {
+    for (const Option& o : table.options) {
+        if (o.names.empty() && (o.repeats || !has(before, &o))) { return {&o, token, o.value}; }
+    }
+    fail_usage("unexpected argument " + in_quotes(token) +
+               (before.empty() ? "" : " after " + before.back().where) +
+               ". Every value follows the name of its option, and a pattern (*) is put in quotes.");
+}
+
+// what tokens[*at] says, with the token behind it if that is its value; *at becomes the next one to read
+Setting read_token(const Table& table, const std::vector<std::string>& tokens, size_t* at,
+                   const std::vector<Setting>& before) {
+    const std::string& token = tokens[(*at)++];
+    if (token.size() < 2 || token[0] != '-' || token == "--") { return read_argument(table, token, before); }
+    const size_t equals = token.find('=');
+    const std::string typed = token.substr(0, equals);
+    const bool is_long = typed.starts_with("--"), has_value = equals != token.npos;
+    const bool at_end = *at == tokens.size(), alone = at_end || is_option(table, tokens[*at]);
+    const Option *o = table.find(typed), *meant = table.nearest(typed), *other = table.find(typed + "=");
+    if (other != nullptr && !alone) { o = other; }  // llm.c's -h has a value
+    if (o == nullptr) {
+        const std::string hint = meant != nullptr ? " Did you mean --" + meant->name + "?" : "";
+        fail_usage("unknown option " + in_quotes(token) + "." + hint);
+    }
+    const std::string where = is_long || o->name.empty() ? typed : typed + " (--" + o->name + ")";
+    if (has(before, o) && !o->repeats) { fail_usage(where + " is given twice. Give it once."); }
+    const bool acts = o->field.kind == Field::kAction, numbered = !is_long && *o->numbered;
+    if (acts && has_value) { fail_usage(where + " takes no value."); }
+    if (acts || (!has_value && o->value.empty() && !numbered)) { return {o, "true", where}; }
+    if (!has_value && alone) {
+        fail_usage(fmt::format("{} needs a value, and {} follows. {}=VALUE takes any.", where,
+                               at_end ? "nothing" : in_quotes(tokens[*at]), typed));
+    }
+    const std::string text = has_value ? token.substr(equals + 1) : tokens[(*at)++];
+    if (!numbered) { return {o, text, where}; }
+    const std::vector<std::string> words = split_words(o->numbered);
+    for (size_t i = 0; i < words.size(); i++) {
+        if (text == std::to_string(i)) { return {o, words[i], where}; }
+    }
+    fail_usage(fmt::format("{}: {} is not known. Expected 0 to {}, for {}.", where, in_quotes(text),
+                           words.size() - 1, o->numbered));
 }
 
 }  // namespace
@@ -219,65 +328,6 @@ void Table::fail(const std::string& objections) const {
     fail_usage(objections.substr(1) + " See " + program + " --help.");
 }
 
-// ---- config files
-
-namespace {
-
-std::string trimmed(const std::string& text) {
-    const size_t begin = text.find_first_not_of(" \t\r");
-    return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
-}
-
-// What a value in quotes or brackets says; nothing if it says nothing. The strings of JSON are strings of TOML; a list of bytes
-// is a text that is no UTF-8, which TOML's strings must be.
-std::optional<std::string> text_of_value(const std::string& value) {
-    const char first = value[0], last = first == '[' ? ']' : first;
-    size_t end = 1;
-    while (end < value.size() && value[end] != last) { end += first == '"' && value[end] == '\\' ? 2 : 1; }
-    const std::string behind = end < value.size() ? trimmed(value.substr(end + 1)) : "no end";
-    if (!behind.empty() && behind[0] != '#') { return std::nullopt; }
-    if (first == '\'') { return value.substr(1, end - 1); }
-    JsonValue json;
-    if (!read_json(value.substr(0, end + 1), {}, &json).empty()) { return std::nullopt; }
-    if (json.is_string()) { return json.get<std::string>(); }
-    std::string bytes;
-    for (const JsonValue& item : json) {
-        if (!item.is_number_unsigned() || item > 255) { return std::nullopt; }
-        bytes += (char)item.get<int>();
-    }
-    return bytes;
-}
-
-// One line of a config file, key = value: the option and what would be typed for it.
-Setting read_line(const Table& table, const std::string& line, const std::string& where) {
-    const auto fail = [&](const std::string& at) {
-        fail_usage(
-            at + ": " + in_quotes(line) +
-            " is not understood. Expected lines like: batch = 8, model = \"d12\", quiet = true; texts in "
-            "quotes, no section, no list, no table.");
-    };
-    const size_t equals = line.find('=');
-    const std::string key = trimmed(line.substr(0, equals));
-    if (line[0] == '[' || equals == line.npos || key.empty()) { fail(where); }
-    const auto in_files = [](const Option* o) {
-        return o != nullptr && o->field.kind != Field::kAction && !o->for_command_line;
-    };
-    const Option *o = table.find("--" + key), *meant = table.nearest(key);
-    if (!in_files(o)) {
-        const std::string hint = in_files(meant) ? " Did you mean " + meant->name + "?" : "";
-        fail_usage(where + ": unknown key " + in_quotes(key) + "." + hint);
-    }
-    const std::string value = trimmed(line.substr(equals + 1)), here = where + ", " + key;
-    const bool is_text = o->field.kind == Field::kText, quoted = value.find_first_of("\"'[{") == 0;
-    std::optional<std::string> text = trimmed(value.substr(0, value.find('#')));
-    if (quoted) { text = text_of_value(value); }
-    if (!text || (is_text ? !quoted && !text->empty() : value[0] == '[')) { fail(here); }
-    if (o->is_number()) { std::erase(*text, '_'); }  // 1_000
-    return {o, *text, here};
-}
-
-}  // namespace
-
 std::string escaped(const std::string& text) {
     std::string s = json_text(text);  // with another character for what is no UTF-8
     if (text_of_value(s) != text) {
@@ -305,64 +355,6 @@ std::vector<Setting> read_config(std::string text, const std::string& file, cons
     if (!wrong.empty()) { fail_usage(file + ": " + wrong.substr(1)); }
     return settings;
 }
-
-// ---- the command line
-
-namespace {
-
-// Where a value should stand, is this an option? "-1", "-inf" and "-- a text" are not.
-bool is_option(const Table& table, const std::string& token) {
-    const std::string name = token.substr(0, token.find('='));
-    const auto of_names = [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_'; };
-    const bool is_long = name.size() > 2 && name.starts_with("--") && std::ranges::all_of(name, of_names);
-    return token == "--" || is_long || table.find(name) != nullptr;
-}
-
-// an argument without a name; before: what is given before it
-Setting read_argument(const Table& table, const std::string& token, const std::vector<Setting>& before) {
-    for (const Option& o : table.options) {
-        if (o.names.empty() && (o.repeats || !has(before, &o))) { return {&o, token, o.value}; }
-    }
-    fail_usage("unexpected argument " + in_quotes(token) +
-               (before.empty() ? "" : " after " + before.back().where) +
-               ". Every value follows the name of its option, and a pattern (*) is put in quotes.");
-}
-
-// what tokens[*at] says, with the token behind it if that is its value; *at becomes the next one to read
-Setting read_token(const Table& table, const std::vector<std::string>& tokens, size_t* at,
-                   const std::vector<Setting>& before) {
-    const std::string& token = tokens[(*at)++];
-    if (token.size() < 2 || token[0] != '-' || token == "--") { return read_argument(table, token, before); }
-    const size_t equals = token.find('=');
-    const std::string typed = token.substr(0, equals);
-    const bool is_long = typed.starts_with("--"), has_value = equals != token.npos;
-    const bool at_end = *at == tokens.size(), alone = at_end || is_option(table, tokens[*at]);
-    const Option *o = table.find(typed), *meant = table.nearest(typed), *other = table.find(typed + "=");
-    if (other != nullptr && !alone) { o = other; }  // llm.c's -h has a value
-    if (o == nullptr) {
-        const std::string hint = meant != nullptr ? " Did you mean --" + meant->name + "?" : "";
-        fail_usage("unknown option " + in_quotes(token) + "." + hint);
-    }
-    const std::string where = is_long || o->name.empty() ? typed : typed + " (--" + o->name + ")";
-    if (has(before, o) && !o->repeats) { fail_usage(where + " is given twice. Give it once."); }
-    const bool acts = o->field.kind == Field::kAction, numbered = !is_long && *o->numbered;
-    if (acts && has_value) { fail_usage(where + " takes no value."); }
-    if (acts || (!has_value && o->value.empty() && !numbered)) { return {o, "true", where}; }
-    if (!has_value && alone) {
-        fail_usage(fmt::format("{} needs a value, and {} follows. {}=VALUE takes any.", where,
-                               at_end ? "nothing" : in_quotes(tokens[*at]), typed));
-    }
-    const std::string text = has_value ? token.substr(equals + 1) : tokens[(*at)++];
-    if (!numbered) { return {o, text, where}; }
-    const std::vector<std::string> words = split_words(o->numbered);
-    for (size_t i = 0; i < words.size(); i++) {
-        if (text == std::to_string(i)) { return {o, words[i], where}; }
-    }
-    fail_usage(fmt::format("{}: {} is not known. Expected 0 to {}, for {}.", where, in_quotes(text),
-                           words.size() - 1, o->numbered));
-}
-
-}  // namespace
 
 std::optional<std::vector<Setting>> Table::parse(int argc, const char* const* argv, int first) const {
     const std::vector<std::string> tokens(argv + std::min(first, argc), argv + argc);

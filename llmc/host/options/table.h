@@ -35,8 +35,7 @@ struct Rules {
     const char* cpu_only = "";    // the only value that this program takes, as it computes on the CPU
     const char* rivals = "";      // the options that say the same in another way
     const char* needed = "";      // the options without which this one means nothing
-    bool required = false, repeats = false, for_command_line = false;
-    bool listed = false;  // several, with commas between
+    bool required = false, repeats = false, for_command_line = false, listed = false;  // listed: at commas
 };
 
 // A field that a text fills.
@@ -131,7 +130,6 @@ struct Table {
 };
 
 // A config file's text, which is TOML, put into the fields of the table, checked as strictly as a command line.
-// file: its name, for errors.
 std::vector<Setting> read_config(std::string text, const std::string& file, const Table& table);
 // A text as a config file takes it: JSON's strings are strings of TOML, too, but for one character; what is no UTF-8 becomes a
 // list of bytes.

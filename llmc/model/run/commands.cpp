@@ -109,28 +109,7 @@ Example:
           "of each question the label, both answers, and [sum of losses, tokens] of each ending");
 }
 
-}  // namespace
-
-bool parse_command(int argc, const char* const* argv, CommandOptions* options) {
-    CommandOptions& o = *options;
-    o.command = argv[1];
-    Table t(std::string(argv[0]) + " " + o.command);
-    t.add("MODEL", &o.model, {.required = true},
-          "the folder of a run (its model.bin, or its newest checkpoint), a checkpoint (step_00001000), "
-          "*.bin of ours or llm.c's, or a folder with Hugging Face's GPT-2 (config.json, model.safetensors), "
-          "or a *.safetensors in it");
-    t.add("--tokenizer PATH", &o.tokenizer, "default: the one beside the model, or bytes");
-    (o.command == "generate" ? add_generate : o.command == "export" ? add_export : add_eval)(t, o);
-    if (!t.parse(argc, argv, 2)) { return false; }
-    const bool nothing = o.command == "eval" && o.data.empty() && o.hellaswag.empty();
-    if (nothing) { t.fail("\ngive --data, --hellaswag or both."); }
-    if (o.interactive && o.prompt == "-") { t.fail("\n--interactive does not go with --prompt -."); }
-    return true;
-}
-
 // ---- what each does
-
-namespace {
 
 // standard error: standard output has the result alone
 void note(const std::string& text) { put_text(stderr, text + "\n"); }
@@ -422,14 +401,30 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
 
 }  // namespace
 
+std::optional<CommandOptions> parse_command(int argc, const char* const* argv) {
+    CommandOptions o{.command = argv[1]};
+    Table t(std::string(argv[0]) + " " + o.command);
+    t.add("MODEL", &o.model, {.required = true},
+          "the folder of a run (its model.bin, or its newest checkpoint), a checkpoint (step_00001000), "
+          "*.bin of ours or llm.c's, or a folder with Hugging Face's GPT-2 (config.json, model.safetensors), "
+          "or a *.safetensors in it");
+    t.add("--tokenizer PATH", &o.tokenizer, "default: the one beside the model, or bytes");
+    (o.command == "generate" ? add_generate : o.command == "export" ? add_export : add_eval)(t, o);
+    if (!t.parse(argc, argv, 2)) { return std::nullopt; }
+    const bool nothing = o.command == "eval" && o.data.empty() && o.hellaswag.empty();
+    if (nothing) { t.fail("\ngive --data, --hellaswag or both."); }
+    if (o.interactive && o.prompt == "-") { t.fail("\n--interactive does not go with --prompt -."); }
+    return o;
+}
+
 std::optional<int> run_command(int argc, char** argv, const Engine& engine) {
     if (argc > 1 && argv[1] == std::string("report")) { return report_command(argc, argv); }
     if (argc < 2 || !among("generate export eval", argv[1])) { return std::nullopt; }
-    CommandOptions o;
-    if (!parse_command(argc, argv, &o)) { return kExitDone; }
+    const std::optional<CommandOptions> o = parse_command(argc, argv);
+    if (!o) { return kExitDone; }
     settle_threads();
-    if (o.command == "generate") { return Generator(o, engine).run(); }
-    return o.command == "export" ? export_model(o) : evaluate(o, engine);
+    if (o->command == "generate") { return Generator(*o, engine).run(); }
+    return o->command == "export" ? export_model(*o) : evaluate(*o, engine);
 }
 
 }  // namespace llmc

@@ -40,8 +40,8 @@ struct CommandOptions {
     bool per_question = false;
 };
 
-// argv[1] is the command. False: its help was asked for, and has been printed. Bad usage throws Error(kExitUsage).
-bool parse_command(int argc, const char* const* argv, CommandOptions* options);
+// argv[1] is the command. Nothing: its help was asked for, and has been printed. Bad usage throws Error(kExitUsage).
+std::optional<CommandOptions> parse_command(int argc, const char* const* argv);
 
 // what a program computes with
 struct Engine {
