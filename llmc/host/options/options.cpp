@@ -80,9 +80,8 @@ constexpr Row kRows[] = {
         "with --dtype fp32: products in TF32: faster, and rounded to 10 bits (or -f 1)"),
     Row("--fp8", &S::fp8,
         "the products of the blocks' linear layers are of inputs and weights in e4m3 and gradients in e5m2, "
-        "all else as "
-        "without: a Hopper GPU takes up to a quarter less time. Channels and batch x seq-len are multiples "
-        "of 16"),
+        "all else as without: a Hopper GPU takes up to a quarter less time. Channels and batch x seq-len are "
+        "multiples of 16"),
     Row("Batch and length of the run: -b --batch N batch-size micro-batch device-batch-size", &S::batch,
         {1, kMaxLength, "sequences"}, "sequences that go through the model at once: more need more memory"),
     Row("-t --seq-len N sequence-length T length", &S::seq_len, {1, kMaxLength, "tokens"}, "of a sequence"),
