@@ -17,11 +17,11 @@ namespace {
 
 constexpr State kAllStates[] = {State::kParameter, State::kFirstMoment, State::kSecondMoment};
 
-// five chunks of the norm; copies that are no multiple of 4 elements, so that a border may cut a quad
+// four chunks of the norm; copies that are no multiple of 4 elements, so that a border may cut a quad
 GPT2Config config() {
     GPT2Config c;
     c.max_seq_len = 33, c.vocab_size = 500, c.padded_vocab_size = 512;
-    c.num_layers = 3, c.num_heads = 2, c.channels = 86;
+    c.num_layers = 2, c.num_heads = 2, c.channels = 86;
     return c;
 }
 
@@ -253,14 +253,11 @@ std::string trained(const Job& job, int ranks, Halfway halfway = Halfway::kGoOn)
     return in_ranks(ranks, [&](Comm& comm) { return train<T, Grad>(job, comm, halfway); });
 }
 
+// Two ranks are among those that go on from a checkpoint, three among those that skip a step.
 template <typename T, typename Grad>
 void check_any_number_of_ranks() {
     const std::string one = trained<T, Grad>({}, 1);
     REQUIRE(one.size() > 3 * 4 * (size_t)file_elements(config()));
-    for (int ranks : {2, 3}) {
-        CAPTURE(ranks);
-        CHECK(trained<T, Grad>({}, ranks) == one);
-    }
     CHECK(trained<T, Grad>({.shard = false}, 3) == one);
     for (int ranks : {1, 2}) {
         CAPTURE(ranks);
@@ -278,15 +275,12 @@ void check_any_number_of_ranks() {
     CHECK(trained<T, Grad>({.poison_step = 1}, 3) == skipped);
 }
 
-// With 6 ranks some have none of Muon's matrices in a layer.
+// With 6 ranks some have none of Muon's matrices in a layer; 2 skip a step, 3 go on from a checkpoint.
 template <typename T, typename Grad>
 void check_muon() {
     const std::string one = trained<T, Grad>({.muon = true}, 1);
     CHECK(one != trained<T, Grad>({}, 1));
-    for (int ranks : {2, 3, 6}) {
-        CAPTURE(ranks);
-        CHECK(trained<T, Grad>({.muon = true}, ranks) == one);
-    }
+    CHECK(trained<T, Grad>({.muon = true}, 6) == one);
     CHECK(trained<T, Grad>({.shard = false, .muon = true}, 2) == one);
     CHECK(trained<T, Grad>({.muon = true}, 3, Halfway::kResume) == one);
     const std::string skipped = trained<T, Grad>({.poison_step = 1, .muon = true}, 1);

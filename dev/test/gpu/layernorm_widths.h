@@ -8,44 +8,58 @@
 
 namespace llmc::gpu_test {
 
-// The longest rows of the layouts for whole vectors of `vector` columns: 8 of 16 bits, 4 of fp32.
-inline std::set<int> whole_edges(int vector) {
-    std::set<int> all;
-    auto add = [&](const auto& table) {
-        for (const auto& row : table) { all.insert(row.columns(vector)); }
-    };
-    add(layouts::kShortForward);
-    for (const auto& row : layouts::kShortBackward) { all.insert(row.lanes * vector); }
-    vector == 8 ? add(layouts::kRowInRegisters16) : add(layouts::kRowInRegisters32);
-    if (vector == 8) {
-        for (const auto& row : layouts::kTeamRing16) { all.insert(row.columns); }
-    } else {
-        for (const auto& row : layouts::kTeamRing32) { all.insert(row.columns); }
+enum class Pass { kForward, kBackward, kBoth };
+
+// the edges of one pass, or of both
+struct Edges {
+    Pass pass;
+    std::set<int> all = {};
+    void add(Pass of, int edge) {
+        if (pass == of || pass == Pass::kBoth) { all.insert(edge); }
     }
-    return all;
+};
+
+// The longest rows of the layouts for whole vectors of `vector` columns: 8 of 16 bits, 4 of fp32.
+inline std::set<int> whole_edges(int vector, Pass pass = Pass::kBoth) {
+    Edges edges{pass};
+    auto add = [&](const auto& forward, const auto& backward) {
+        for (const auto& row : forward) { edges.add(Pass::kForward, row.columns(vector)); }
+        for (const auto& row : backward) { edges.add(Pass::kBackward, row.columns); }
+    };
+    for (const auto& row : layouts::kShortForward) { edges.add(Pass::kForward, row.columns(vector)); }
+    for (const auto& row : layouts::kShortBackward) { edges.add(Pass::kBackward, row.lanes * vector); }
+    vector == 8 ? add(layouts::kRowInRegisters16, layouts::kTeamRing16)
+                : add(layouts::kRowInRegisters32, layouts::kTeamRing32);
+    return edges.all;
 }
 
 // of the layouts for rows that are no whole vectors: of one warp, and of a cluster
-inline std::set<int> unaligned_edges(int vector) {
-    std::set<int> all = {layouts::kFewestUnalignedForward - 1, layouts::kFewestUnalignedBackward - 1};
-    for (const auto& row : layouts::kUnalignedForward) { all.insert(row.columns(vector)); }
+inline std::set<int> unaligned_edges(int vector, Pass pass = Pass::kBoth) {
+    Edges edges{pass};
+    edges.add(Pass::kForward, layouts::kFewestUnalignedForward - 1);
+    edges.add(Pass::kBackward, layouts::kFewestUnalignedBackward - 1);
+    for (const auto& row : layouts::kUnalignedForward) { edges.add(Pass::kForward, row.columns(vector)); }
     constexpr int most_warps = 16;
     for (const auto& row : layouts::kUnalignedBackward) {
-        for (int warps : {1, most_warps}) { all.insert(row.cluster * warps * row.columns * kWarp); }
+        for (int warps : {1, most_warps}) {
+            edges.add(Pass::kBackward, row.cluster * warps * row.columns * kWarp);
+        }
     }
-    return all;
+    return edges.all;
 }
 
 // of the layouts for short rows in pieces of a vector
-inline std::set<int> piece_edges(int vector) {
-    std::set<int> all;
+inline std::set<int> piece_edges(int vector, Pass pass = Pass::kBoth) {
+    Edges edges{pass};
     for (int piece = vector / 2; piece > 0; piece /= 2) {
-        for (const auto& row : layouts::kShortForwardPieces) { all.insert(row.columns(piece)); }
+        for (const auto& row : layouts::kShortForwardPieces) {
+            edges.add(Pass::kForward, row.columns(piece));
+        }
         for (const auto& row : layouts::kShortBackwardPieces) {
-            all.insert(row.lanes * layouts::pieces_of_lane(piece) * piece);
+            edges.add(Pass::kBackward, row.lanes * layouts::pieces_of_lane(piece) * piece);
         }
     }
-    return all;
+    return edges.all;
 }
 
 // Where kernels without a table change: those by cp.async, which choose by shared memory, and backward's
