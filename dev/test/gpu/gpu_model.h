@@ -12,6 +12,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
+#include "dev/test/support/model_tests.h"
 #include "dev/test/support/reference_model.h"
 #include "llmc/model/gpu/gpt2.cuh"
 
@@ -38,15 +39,6 @@ Tolerance tolerance_for(const GPT2Config& c, int64_t rows, double gain, int micr
 }
 
 constexpr double kInitialGain = 1, kLivelyGain = 3;
-
-// two micro-batches, the second smaller where it can be, with different numbers of ignored targets
-inline std::vector<Batch> two_batches(const GPT2Config& c, int B, int T, uint64_t seed) {
-    std::vector<Batch> batches = {random_batch(c, B, T, seed),
-                                  random_batch(c, std::max(1, B - 1), std::max(1, T - 2), seed + 1)};
-    std::fill_n(batches[0].targets.begin(), B * T / 3, kIgnoreTarget);
-    if (batches[1].targets.size() > 2) { batches[1].targets[2] = kIgnoreTarget; }
-    return batches;
-}
 
 inline int64_t count_targets(std::span<const Batch> batches) {
     int64_t n = 0;

@@ -76,9 +76,9 @@ std::pair<int64_t, int64_t> extent_of(const Problem& p, const T& tensor) {
     return {tensor.extent == Extent::kColumns ? 1 : p.N, tensor.extent == Extent::kRows ? 1 : p.C};
 }
 
-template <typename T>
-auto named(std::vector<T>& tensors, const std::string& name) {
-    return std::find_if(tensors.begin(), tensors.end(), [&](const T& t) { return t.name == name; });
+template <typename Tensors>
+auto named(Tensors& tensors, const std::string& name) {
+    return std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == name; });
 }
 
 struct Tensors {

@@ -49,9 +49,7 @@ Values alternating(Dtype dtype, Shape s, double large) {
 
 // each row of this output is `expected`, bit for bit
 void check_rows(const Problem& p, const Results& results, const char* name, const Bytes& expected) {
-    auto at = std::find_if(p.out.begin(), p.out.end(), [&](auto& t) { return std::string(t.name) == name; });
-    REQUIRE(at != p.out.end());
-    const Bytes& found = results[at - p.out.begin()];
+    const Bytes& found = results[named(p.out, name) - p.out.begin()];
     REQUIRE(found.size() == p.N * expected.size());
     bool same = true;
     for (int64_t row = 0; row < p.N; row++) {
@@ -168,11 +166,9 @@ TEST_CASE("layernorm_forward regimes: the largest spread that fp32 has room for"
             };
             check_problem(of_size(half));
             Problem p = of_size(half + 2);
-            auto bias =
-                std::find_if(p.in.begin(), p.in.end(), [](auto& t) { return std::string(t.name) == "bias"; });
-            REQUIRE(bias != p.in.end());
+            const Input& bias = *named(p.in, "bias");
             Results results = run(p);
-            check_rows(p, results, "out", encode_all(*bias->values, format_of(bias->dtype)));
+            check_rows(p, results, "out", encode_all(*bias.values, format_of(bias.dtype)));
             check_rows(p, results, "rstd", Bytes(sizeof(float)));
         }
     }
@@ -182,18 +178,13 @@ TEST_CASE("layernorm_forward regimes: constant rows without epsilon are NaN") {
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
         for (Shape s : kHardShapes) {
             Problem p = forward_of("constant", make_inp(Inputs::kConstant, dtype, s.N, s.C), dtype, s, 0.0);
-            Results results = run(p);
-            for (size_t i = 0; i < results.size(); i++) {
-                const Format f = format_of(p.out[i].dtype);
-                if (std::string(p.out[i].name) != "out") { continue; }
-                int64_t numbers = 0;
-                for (size_t at = 0; at < results[i].size(); at += f.bytes) {
-                    uint64_t bits = 0;
-                    std::memcpy(&bits, &results[i][at], f.bytes);
-                    numbers += !std::isnan(decode(bits, f));
-                }
-                CHECK_MESSAGE(numbers == 0, name_of(p, "out"));
+            const Bytes out = run(p)[named(p.out, "out") - p.out.begin()];
+            const Format& f = format_of(dtype);
+            int64_t numbers = 0;
+            for (int64_t i = 0; i < s.N * s.C; i++) {
+                numbers += !std::isnan(decode(load_bits(out.data(), i, f), f));
             }
+            CHECK_MESSAGE(numbers == 0, name_of(p, "out"));
         }
     }
 }

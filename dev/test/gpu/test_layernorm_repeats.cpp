@@ -280,16 +280,9 @@ void expect_repeated(const std::string& name, const Tensor& x, const Bytes& bloc
                               n / row_bytes, wrong % row_bytes, wrong % period / row_bytes));
 }
 
-const Values& values_of(const Problem& p, const std::string& name) {
-    for (const Input& t : p.in) {
-        if (t.name == name) { return t.values; }
-    }
-    throw Error(kExitUsage, "no input " + name);
-}
-
 // The exact dweight or dbias of N rows, kInteger's mean being 0 and rstd 1: whole blocks, then more rows.
 std::vector<float> exact_sums(const Problem& p, const Output& t, int64_t N) {
-    const std::vector<double>&dout = *values_of(p, "dout"), &inp = *values_of(p, "inp");
+    const std::vector<double>&dout = *named(p.in, "dout")->values, &inp = *named(p.in, "inp")->values;
     bool weigh = std::string(t.name) == "dweight";
     std::vector<double> sums(p.C, 0.0);
     for (int64_t row = 0; row < p.N; row++) {

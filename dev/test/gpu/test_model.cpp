@@ -112,63 +112,15 @@ TEST_CASE_TEMPLATE("gpu model: what is padding is not predicted", Model, Fp32Mod
 
 TEST_CASE_TEMPLATE("gpu model: nothing of an earlier batch is left in the next", Model, Fp32Model,
                    Bf16Model) {
-    GPT2Config c = tiny_config();
-    Model used(c, 4, 9), fresh(c, 4, 9);
-    used.init(5);
-    fresh.init(5);
-    std::vector<float> good = whole_tensor(used, State::kParameter, kWpe), bad(good.size(), NAN);
-    Batch small = random_batch(c, 1, 4, 2), large = random_batch(c, 4, 9, 3);
-    used.load(State::kParameter, kWpe, 0, bad);
-    CHECK(std::isnan(used.evaluate(large).losses[0]));
-    CHECK_FALSE(std::isfinite(used.forward_backward({&large, 1})));
-    used.load(State::kParameter, kWpe, 0, good);
-    used.evaluate(small);
-    fresh.evaluate(small);
-    check_same("evaluation after a batch of NaN", unpadded_logits(used), unpadded_logits(fresh));
-    CHECK(used.forward_backward({&small, 1}) == fresh.forward_backward({&small, 1}));
-    check_same("gradients after a batch of NaN", whole_gradient(used), whole_gradient(fresh));
+    check_nothing_left<Model>();
 }
 
 TEST_CASE_TEMPLATE("gpu model: micro-batches add up to one batch", Model, Fp32Model, Bf16Model, NarrowModel) {
-    GPT2Config c = tiny_config();
-    Model at_once(c, 4, 9), in_parts(c, 1, 9);
-    at_once.init(5);
-    in_parts.init(5);
-    Batch batch = random_batch(c, 4, 9, 7);
-    // unequal numbers of targets: the mean is over all of them, not of the micro-batches' means
-    std::fill_n(batch.targets.begin(), 7, kIgnoreTarget);
-    std::vector<Batch> parts;
-    for (int row = 0; row < 4; row++) { parts.push_back(rows_of(batch, row, 1)); }
-    Tolerance tolerance = tolerance_for<Model>(c, 36, kInitialGain, 4);
-    double expected = at_once.forward_backward({&batch, 1});
-    CHECK(std::fabs(in_parts.forward_backward(parts) - expected) <= tolerance.norm * expected);
-    check_close_gradients("4 micro-batches", in_parts, at_once, tolerance);
-    at_once.forward_backward(parts);  // in a model made for more
-    check_same("micro-batches in a larger model", whole_gradient(at_once), whole_gradient(in_parts));
+    check_micro_batches<Model>(tolerance_for<Model>(tiny_config(), 36, kInitialGain, 4));
 }
 
-// One row of all-ignored targets beside the others adds exact zeros, and only the mean's weights count.
 TEST_CASE_TEMPLATE("gpu model: what follows an ignored target changes nothing", Model, Fp32Model, Bf16Model) {
-    GPT2Config c = tiny_config();
-    Model one(c, 4, 9), two(c, 4, 9);
-    one.init(5);
-    two.init(5);
-    Batch batch = random_batch(c, 4, 9, 3);
-    for (int b = 0; b < 4; b++) { batch.targets[b * 9 + 8] = kIgnoreTarget; }
-    Batch other = batch;
-    for (int b = 0; b < 4; b++) {
-        other.tokens[b * 9 + 8] = (batch.tokens[b * 9 + 8] + 1 + b) % c.vocab_size;
-    }
-    CHECK(one.forward_backward({&batch, 1}) == two.forward_backward({&other, 1}));
-    for (int t = 0; t < kNumTensors; t++) {
-        // a token's gradients are added in an order that depends on where else it stands
-        Tolerance tolerance = t == kWte ? tolerance_for<Model>(c, 36, 1) : Tolerance{0, 0};
-        for (int l = 0; l < tensor_copies(c, t); l++) {
-            check_close(kTensors[t].name, layer_gradient(two, t, l), layer_gradient(one, t, l), tolerance);
-        }
-    }
-    std::vector<float> dwpe = layer_gradient(one, kWpe, 0);
-    CHECK(std::count(dwpe.end() - c.channels, dwpe.end(), 0.0f) == c.channels);
+    check_ignored_targets<Model>(tolerance_for<Model>(tiny_config(), 36, 1));
 }
 
 TEST_CASE_TEMPLATE("gpu model: recomputing gives the same bits", Model, Fp32Model, Bf16Model, NarrowModel) {
@@ -196,42 +148,7 @@ TEST_CASE_TEMPLATE("gpu model: recomputing gives the same bits", Model, Fp32Mode
 
 TEST_CASE_TEMPLATE("gpu model: batches that do not fit are refused before anything runs", Model, Fp32Model,
                    Bf16Model) {
-    GPT2Config c = tiny_config();
-    Model model(c, 4, 9), fresh(c, 4, 9);
-    model.init(5);
-    fresh.init(5);
-    auto refused = [&](const Batch& batch) {
-        std::vector<Batch> second = {random_batch(c, 4, 9, 1), batch};  // a good one first
-        CHECK(error_of([&] { model.evaluate(batch); }).exit_code == kExitUsage);
-        CHECK(error_of([&] { model.enqueue_step({&batch, 1}, {.lr = 0.1}); }).exit_code == kExitUsage);
-        CHECK(error_of([&] { model.enqueue_step(second, {.lr = 0.1}); }).exit_code == kExitUsage);
-    };
-    for (int32_t id : {-1, c.vocab_size, c.padded_vocab_size - 1, INT32_MAX, INT32_MIN}) {
-        Batch batch = random_batch(c, 2, 3, 1);
-        batch.tokens[5] = id;
-        refused(batch);
-        batch = random_batch(c, 2, 3, 1);
-        batch.targets[5] = id == kIgnoreTarget ? kIgnoreTarget - 1 : id;
-        refused(batch);
-    }
-    for (auto [B, T] : {std::pair{5, 9}, {4, 10}, {0, 3}, {3, 0}}) {
-        refused({B, T, std::vector<int32_t>(B * T), std::vector<int32_t>(B * T)});
-    }
-    Batch uneven = random_batch(c, 2, 3, 1);
-    uneven.targets.pop_back();
-    refused(uneven);
-    Batch ignored = random_batch(c, 2, 3, 1);
-    std::ranges::fill(ignored.targets, kIgnoreTarget);
-    CHECK(error_of([&] { model.enqueue_step({&ignored, 1}, {.lr = 0.1}); }).exit_code == kExitUsage);
-    model.finish();
-    CHECK_FALSE(model.poll().has_value());
-    check_same_state("after what was refused", model, fresh);
-    Batch good = random_batch(c, 4, 9, 2);
-    StepResult found = step(&model, {&good, 1}, {.lr = 0.1}),
-               expected = step(&fresh, {&good, 1}, {.lr = 0.1});
-    CHECK_FALSE(found.skipped);
-    CHECK(found.loss == expected.loss);
-    check_same_state("the step after", model, fresh);
+    check_refused_batches<Model>();
 }
 
 TEST_SUITE("thorough") {
@@ -278,26 +195,16 @@ const GPT2Config kConfigs[] = {
     {130, 300, 320, 1, 2, 160},  // heads of 80
 };
 
-// A model in memory, of any weights.
-class ModelInMemory : public ModelSource {
-public:
-    ModelInMemory(const GPT2Config& c, uint64_t seed) : weights(c, 1, 1) { fill_lively(&weights, seed); }
-    const GPT2Config& config() const override { return weights.config(); }
-    const std::string& path() const override { return path_; }
-    void read(int tensor, int64_t first, std::span<float> values) const override {
-        weights.save(State::kParameter, tensor, first, values);
-    }
-    FloatType type() const override { return FloatType::kFp32; }
-
+struct LivelyModel {
     ReferenceModel<float> weights;
-
-private:
-    std::string path_ = "a model in memory";
+    const ModelInMemory<ReferenceModel<float>> source{weights};
+    LivelyModel(const GPT2Config& c, uint64_t seed) : weights(c, 1, 1) { fill_lively(&weights, seed); }
+    const GPT2Config& config() const { return weights.config(); }
 };
 
 // The logits (T,V) that follow each token. In bf16 the weights are rounded, and all else is exact: what the
 // decoder rounds besides is the tolerance's.
-std::vector<float> all_logits(const ModelInMemory& model, const std::vector<int32_t>& tokens, bool in_bf16) {
+std::vector<float> all_logits(const LivelyModel& model, const std::vector<int32_t>& tokens, bool in_bf16) {
     const int T = (int)tokens.size();
     ReferenceModel<double> reference(model.config(), 1, T);
     for (int t = 0; t < kNumTensors; t++) {
@@ -329,10 +236,10 @@ int largest_at(std::span<const float> x) { return (int)(std::ranges::max_element
 }  // namespace
 
 TEST_CASE("decoder: greedy text with the cache is the reference's, over 500 tokens") {
-    const ModelInMemory model(kConfigs[0], 3);
+    const LivelyModel model(kConfigs[0], 3);
     const int V = model.config().vocab_size;
     for (bool in_bf16 : {false, true}) {
-        const auto decoder = make_gpu_decoder(model, in_bf16);
+        const auto decoder = make_gpu_decoder(model.source, in_bf16);
         std::vector<int32_t> text = {256};
         std::vector<std::vector<float>> found;
         for (int k = 0; k < 500; k++) {
@@ -363,10 +270,10 @@ TEST_CASE(
         for (bool in_bf16 : {false, true}) {
             CAPTURE(c.channels);
             CAPTURE(in_bf16);
-            const ModelInMemory model(c, 5);
+            const LivelyModel model(c, 5);
             const std::vector<int32_t> tokens = random_tokens(c.max_seq_len, c.vocab_size, 9);
             const std::vector<float> expected = all_logits(model, tokens, in_bf16);
-            const auto decoder = make_gpu_decoder(model, in_bf16);
+            const auto decoder = make_gpu_decoder(model.source, in_bf16);
             const int most = c.max_seq_len, part = std::min(most - 2, 67);
             for (const std::vector<int>& cuts :
                  {std::vector<int>{}, {most}, {part, most - part}, {1, most - 1}, {part}}) {
@@ -398,10 +305,11 @@ TEST_CASE(
 }
 
 TEST_CASE("decoder: the same bits again, whatever was written before") {
-    const ModelInMemory model(kConfigs[0], 7);
+    const LivelyModel model(kConfigs[0], 7);
     const std::vector<int32_t> tokens = random_tokens(200, 257, 9), others = random_tokens(500, 257, 10);
     for (bool in_bf16 : {false, true}) {
-        const auto used = make_gpu_decoder(model, in_bf16), fresh = make_gpu_decoder(model, in_bf16);
+        const auto used = make_gpu_decoder(model.source, in_bf16),
+                   fresh = make_gpu_decoder(model.source, in_bf16);
         used->append(others);
         used->clear();
         used->append(std::span(tokens).first(100));
@@ -415,10 +323,10 @@ TEST_CASE("decoder: the same bits again, whatever was written before") {
 
 TEST_CASE("decoder: a context that is full goes on with its newer half") {
     const GPT2Config c = {16, 257, 320, 2, 2, 128};
-    const ModelInMemory model(c, 11);
+    const LivelyModel model(c, 11);
     const std::vector<int32_t> tokens = random_tokens(20, 257, 9), left(tokens.begin() + 9, tokens.end());
     for (bool in_bf16 : {false, true}) {
-        const auto decoder = make_gpu_decoder(model, in_bf16);
+        const auto decoder = make_gpu_decoder(model.source, in_bf16);
         std::vector<int> slides;
         Context context(decoder.get(), [&](int n) { slides.push_back(n); });
         std::vector<float> found;
@@ -433,13 +341,13 @@ TEST_CASE("decoder: a context that is full goes on with its newer half") {
 
 TEST_CASE("decoder: what it says of its traffic; models that it has no room for") {
     const GPT2Config c = kConfigs[0];
-    const ModelInMemory model(c, 1), wide({8, 37, 64, 1, 1, 130}, 1);
-    const DecoderTraffic bf16_traffic = make_gpu_decoder(model, true)->traffic(),
-                         fp32_traffic = make_gpu_decoder(model, false)->traffic();
+    const LivelyModel model(c, 1), wide({8, 37, 64, 1, 1, 130}, 1);
+    const DecoderTraffic bf16_traffic = make_gpu_decoder(model.source, true)->traffic(),
+                         fp32_traffic = make_gpu_decoder(model.source, false)->traffic();
     CHECK(fp32_traffic.bytes == 2 * bf16_traffic.bytes);
     CHECK(bf16_traffic.bytes == 2 * (num_parameters(c) - (int64_t)c.max_seq_len * c.channels));
     CHECK(bf16_traffic.bytes_per_second > 1e10);
-    const Error refused = error_of([&] { make_gpu_decoder(wide, true); });
+    const Error refused = error_of([&] { make_gpu_decoder(wide.source, true); });
     CHECK(refused.exit_code == kExitUsage);
     CHECK(std::string(refused.what()).find("heads of 130") != std::string::npos);
 }

@@ -10,16 +10,6 @@ using namespace llmc;
 namespace {
 
 template <typename Model>
-struct Small : Model {
-    explicit Small(uint64_t seed = 5) : Model(tiny_config(), 4, 9) { this->init(seed); }
-};
-
-std::vector<Batch> batches_of_step(int64_t k) { return two_batches(tiny_config(), 4, 9, 100 + 10 * k); }
-
-// as in training, with a rate that shows after a step
-StepParams usual(int64_t k) { return {k, 1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0}; }
-
-template <typename Model>
 void train(Model* model, int64_t first, int64_t steps) {
     for (int64_t k = first; k < first + steps; k++) {
         CHECK_FALSE(step(model, batches_of_step(k), usual(k)).skipped);
@@ -92,70 +82,38 @@ TEST_CASE_TEMPLATE("gpu steps: losses, norms, moments and weights", Model, Fp32M
     }
 }
 
-// Four rows of different first tokens leave nothing to guess. An even chance between two is ln 2.
 TEST_CASE_TEMPLATE("gpu steps: a batch is learnt by heart, and padding rows stay zero", Model, Fp32Model,
                    Bf16Model, NarrowModel) {
-    Small<Model> model;
-    Batch batch = random_batch(tiny_config(), 4, 9, 8);
-    float first = 0, last = 0;
-    for (int64_t k = 0; k < 120; k++) {
-        last = step(&model, {&batch, 1}, {.step = k, .lr = 1e-2, .weight_decay = 0.01, .clip = 1}).loss;
-        if (k == 0) { first = last; }
-    }
-    CHECK(std::fabs(first - std::log(37.0)) < 0.1);  // weights of 0.02 say next to nothing
-    CHECK(last < 0.1);
-    for (State state : kStates) {
-        std::vector<float> wte = whole_tensor(model, state, kWte);
-        CHECK(std::count(wte.begin() + 37 * 14, wte.end(), 0.0f) == (64 - 37) * 14);
-    }
+    for (bool muon : {false, true}) { check_learns_by_heart<Model>({.muon = muon}); }
 }
 
-// The first moment after one update is (1 - beta1) times the clipped gradient.
+// Squares are added in fp32: each of the sqrt(n) that matter is rounded. The norm, scale, 1 - beta1 and three products are
+// rounded; the last may be denormal.
 TEST_CASE_TEMPLATE("gpu steps: a gradient of norm g is scaled to clip / (g + 1e-6)", Model, Fp32Model,
                    Bf16Model, NarrowModel) {
-    std::vector<Batch> batches = batches_of_step(0);
-    for (double clip : {0.0, 0.01, 1e9}) {
-        CAPTURE(clip);
-        Small<Model> model;
-        model.forward_backward(batches);
-        std::vector<float> gradients = whole_gradient(model);
-        double norm = norm_of(gradients);
-        REQUIRE(norm > 0.01);
-        StepResult result = step(&model, batches, {.step = 17, .lr = 1e-3, .beta1 = 0.9, .clip = clip});
-        CHECK(result.step == 17);
-        check_same("the step's own gradients", whole_gradient(model), gradients);
-        // squares are added in fp32: each of the sqrt(n) that matter is rounded
-        double bound = kFloatRoundoff * std::sqrt((double)gradients.size());
-        CHECK(std::fabs(result.grad_norm - norm) <= bound * norm);
-        double scale = clip == 0.01 ? clip / (result.grad_norm + 1e-6) : 1;
-        std::vector<double> expected = convert<double>(gradients);
-        for (double& g : expected) { g *= (1 - 0.9) * scale; }
-        // the norm, scale, 1 - beta1 and three products are rounded; the last may be denormal
-        check_near("first moment", whole_state(model, State::kFirstMoment), expected,
-                   [&](size_t i) { return 8 * kFloatRoundoff * std::fabs(expected[i]) + 0x1p-126; });
-    }
+    check_clipping<Model>(std::sqrt((double)num_parameters(tiny_config())), 8, 0x1p-126);
 }
 
 // ---- to the bit --------------------------------------------------------------------------------
 
+// Of the larger sizes there are many blocks, and no size is a multiple of a tile: each kernel but LayerNorm's, whose own
+// tests are test_layernorm_repeats.cpp; with Hopper's attention and without.
 TEST_CASE_TEMPLATE("gpu steps: the same run gives the same bits", Model, Fp32Model, Bf16Model, NarrowModel) {
-    Small<Model> one, two;
-    for (int64_t k = 0; k < 5; k++) {
-        StepResult a = step(&one, batches_of_step(k), usual(k));
-        two.evaluate(batches_of_step(k)[1]);  // must leave no trace
-        StepResult b = step(&two, batches_of_step(k), usual(k));
-        CHECK(a.loss == b.loss);
-        CHECK(a.grad_norm == b.grad_norm);
+    check_same_run<Model>(tiny_config(), 4, 9);
+    for (const GPT2Config& c : {GPT2Config{301, 1031, 1088, 1, 5, 320}, {301, 1031, 1088, 1, 7, 301}}) {
+        for (const ModelSettings& settings : {ModelSettings{}, {.tf32 = !kIsBf16<Model>, .muon = true}}) {
+            check_same_run<Model>(c, 5, 301, settings);
+        }
     }
-    check_same_state("two runs", one, two);
-    Small<Model> other(6);
-    train(&other, 0, 5);
+    Tiny<Model> one, other;
+    other.init(6);
+    for (Tiny<Model>* model : {&one, &other}) { train(model, 0, 5); }
     CHECK(whole_tensor(other, State::kParameter, kFcw) != whole_tensor(one, State::kParameter, kFcw));
 }
 
 // Steps that are queued behind each other, as in training, are the steps that are waited for.
 TEST_CASE_TEMPLATE("gpu steps: results come in order, at most one step late", Model, Fp32Model, Bf16Model) {
-    Small<Model> model, waited;
+    Tiny<Model> model, waited;
     CHECK_FALSE(model.poll().has_value());
     model.finish();
     CHECK_FALSE(model.poll().has_value());
@@ -180,119 +138,47 @@ TEST_CASE_TEMPLATE("gpu steps: results come in order, at most one step late", Mo
     }
     CHECK(model.updates() == 6);
     check_same_state("queued and waited for", model, waited);
-    auto last = std::chrono::steady_clock::now();
-    for (int64_t k : {6, 7, 8}) {
-        model.enqueue_step(batches_of_step(k), usual(k));
-    }  // nobody asks in between
-    model.finish();
-    auto end = std::chrono::steady_clock::now();
-    for (int64_t k : {6, 7, 8}) {
-        std::optional<StepResult> result = model.poll();
-        REQUIRE(result.has_value());
-        CHECK(result->step == k);
-        CHECK((result->done > last && result->done <= end));  // when it was done, not when it was asked for
-        last = result->done;
-    }
-    CHECK_FALSE(model.poll().has_value());
+    check_late_results(&model, 6);
 }
 
 TEST_CASE_TEMPLATE("gpu steps: a step that is not finite changes nothing", Model, Fp32Model, Bf16Model,
                    NarrowModel) {
-    std::vector<Batch> batches = batches_of_step(0);
-    int64_t token = batches[1].tokens[3];
-    for (float poison : {INFINITY, -INFINITY, NAN}) {
-        for (auto [tensor, at] : {std::pair{kWte, token * 14 + 5},
-                                  {kLn1w, (int64_t)20},
-                                  {kQkvw, (int64_t)3},
-                                  {kFcprojb, (int64_t)2},
-                                  {kLnfw, (int64_t)13}}) {
-            CAPTURE(poison);
-            CAPTURE(kTensors[tensor].name);
-            Small<Model> model, untouched;
-            train(&model, 0, 1);
-            train(&untouched, 0, 1);
-            std::vector<float> good(1), bad = {poison};
-            model.save(State::kParameter, tensor, at, good);
-            for (auto* m : {&model, &untouched}) { m->load(State::kParameter, tensor, at, bad); }
-            model.enqueue_step(batches, usual(1));
-            model.enqueue_step(batches, usual(2));  // queued before the first is known to be skipped
-            model.finish();
-            for (int64_t k : {1, 2}) {
-                StepResult result = model.poll().value();
-                CHECK(result.skipped);
-                CHECK(result.step == k);
-                CHECK_FALSE((std::isfinite(result.loss) && std::isfinite(result.grad_norm)));
-            }
-            CHECK(model.updates() == 1);
-            check_same_state("skipped", model, untouched);
-            for (auto* m : {&model, &untouched}) {
-                m->load(State::kParameter, tensor, at, good);
-                train(m, 3, 1);
-            }
-            CHECK(model.updates() == 2);
-            check_same_state("after the repair", model, untouched);
-        }
-    }
+    check_not_finite<Model>();
 }
 
 // ---- saving and loading ------------------------------------------------------------------------
 
 TEST_CASE_TEMPLATE("gpu steps: load and save by ranges", Model, Fp32Model, Bf16Model, NarrowModel) {
-    GPT2Config c = tiny_config();
-    Model model(c, 1, 2);
-    model.init(1);
-    ReferenceModel<float> expected(c, 1, 2);
-    fill_states(&expected, 77);
-    for (State state : kStates) {
-        for (int t = 0; t < kNumTensors; t++) {
-            std::vector<float> values = whole_tensor(expected, state, t), pieces(values.size());
-            int64_t total = tensor_total(c, t),
-                    chunk = tensor_size(c, t) * 2 / 3 + 1;  // over the borders of layers
-            for (int64_t first = 0; first < total; first += chunk) {
-                model.load(state, t, first, std::span(values).subspan(first, std::min(chunk, total - first)));
-            }
-            for (int64_t first = 0; first < total; first += 101) {
-                model.save(state, t, first,
-                           std::span(pieces).subspan(first, std::min<int64_t>(101, total - first)));
-            }
-            check_same(fmt::format("pieces of {}", kTensors[t].name), pieces, values);
-        }
-        check_same(fmt::format("state {}", (int)state), whole_state(model, state),
-                   whole_state(expected, state));
-    }
-    std::vector<float> x(3);
-    int64_t total = tensor_total(c, kFcw);
-    for (int64_t first : {(int64_t)-1, total - 2, total, INT64_MAX - 1}) {
-        CHECK(error_of([&] { model.load(State::kParameter, kFcw, first, x); }).exit_code == kExitUsage);
-        CHECK(error_of([&] { model.save(State::kParameter, kFcw, first, x); }).exit_code == kExitUsage);
-    }
-    check_same("after what was refused", whole_state(model, State::kParameter),
-               whole_state(expected, State::kParameter));
+    check_ranges<Model>();
 }
 
 // In bf16 too: the weights that the loaded model computes with are the master weights rounded as the first
 // model rounded them, a function of seed and update alone.
 TEST_CASE_TEMPLATE("gpu steps: a run that is saved and loaded goes on to the bit", Model, Fp32Model,
                    Bf16Model, NarrowModel) {
-    Small<Model> whole, resumed;
-    train(&whole, 0, 3);
-    train(&resumed, 50, 1);  // something else before
-    resumed.init(5);
-    copy_states(&resumed, whole);
-    check_same_state("loaded", resumed, whole);
-    Batch batch = random_batch(tiny_config(), 4, 9, 1);
-    whole.evaluate(batch);
-    resumed.evaluate(batch);
-    check_same("logits of what was loaded", unpadded_logits(resumed), unpadded_logits(whole));
-    train(&whole, 3, 3);
-    train(&resumed, 3, 3);
-    check_same_state("three steps on", resumed, whole);
+    for (bool muon : {false, true}) {
+        Tiny<Model> whole(4, {.muon = muon}), resumed(4, {.muon = muon});
+        train(&whole, 0, 3);
+        train(&resumed, 50, 1);  // something else before
+        resumed.init(5);
+        copy_states(&resumed, whole);
+        check_same_state("loaded", resumed, whole);
+        Batch batch = random_batch(tiny_config(), 4, 9, 1);
+        whole.evaluate(batch);
+        resumed.evaluate(batch);
+        check_same("logits of what was loaded", unpadded_logits(resumed), unpadded_logits(whole));
+        train(&whole, 3, 3);
+        train(&resumed, 3, 3);
+        check_same_state("three steps on", resumed, whole);
+        CHECK(step(&resumed, batches_of_step(6), {.step = 6, .lr = 1e-2, .largest_loss = 0.01f}).skipped);
+        check_same_state("skipped", resumed, whole);
+    }
 }
 
 // Their rounding depends on the number of updates; fp32 weights are what they are.
 TEST_CASE_TEMPLATE("gpu steps: weights are loaded after set_updates()", Model, Fp32Model, Bf16Model,
                    NarrowModel) {
-    Small<Model> model, other;
+    Tiny<Model> model, other;
     Batch batch = random_batch(tiny_config(), 4, 9, 1);
     model.evaluate(batch);
     std::vector<float> nearest = unpadded_logits(model);
@@ -323,7 +209,7 @@ TEST_CASE_TEMPLATE("gpu steps: weights are loaded after set_updates()", Model, F
 TEST_CASE_TEMPLATE("gpu steps: a model takes the memory that was planned", Model, Fp32Model, Bf16Model,
                    NarrowModel) {
     {
-        Small<Model> first;  // CUDA's own: context, kernels, cuBLASLt's handle
+        Tiny<Model> first;  // CUDA's own: context, kernels, cuBLASLt's handle
         train(&first, 0, 1);
     }
     GPT2Config c{256, 50257, 50304, 4, 12, 768};

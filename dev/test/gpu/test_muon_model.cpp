@@ -1,6 +1,6 @@
 // Muon on the GPU but for its own kernels (test_optimizers.cpp): Newton-Schulz iterations, by products of cuBLASLt, against the
 // reference in double; then the whole model with --optimizer muon: each update against the reference, from the model's own
-// gradients and moments; going on from a saved state; the memory that is planned.
+// gradients and moments; the memory that is planned. Going on from a saved state: test_model_steps.cpp.
 #include <cstring>
 
 #include "dev/test/gpu/gpu_model.h"
@@ -264,9 +264,7 @@ void check_step(const std::string& name, const GPT2Config& c, int tensor, Step<M
     }
 }
 
-std::vector<Batch> batches_of_step(const GPT2Config& c, int64_t k) {
-    return two_batches(c, 4, 9, 100 + 10 * k);
-}
+std::vector<Batch> batches_of(const GPT2Config& c, int64_t k) { return two_batches(c, 4, 9, 100 + 10 * k); }
 
 }  // namespace
 
@@ -283,7 +281,7 @@ TEST_CASE_TEMPLATE("gpu muon: every matrix moves as the reference's", Model, Fp3
                 fill_lively(&model, 3);
                 for (int64_t k = 0; k < 2; k++) {
                     const StepParams params{k, 0.01, 0.9, 0.95, 1e-8, 0.1, k == 0 ? 0.0 : 0.25};
-                    Step<Model> s(model, tensor, batches_of_step(c, k), params);
+                    Step<Model> s(model, tensor, batches_of(c, k), params);
                     CHECK_FALSE(s.result.skipped);
                     // of groups the gradients' sum is not kept as one model's gradients are
                     if (groups == 1) {
@@ -295,7 +293,7 @@ TEST_CASE_TEMPLATE("gpu muon: every matrix moves as the reference's", Model, Fp3
                 whole.init(5);
                 fill_lively(&whole, 3);
                 for (int64_t k = 0; k < 2; k++) {
-                    step(&whole, batches_of_step(c, k), {k, 0.01, 0.9, 0.95, 1e-8, 0.1, k == 0 ? 0.0 : 0.25});
+                    step(&whole, batches_of(c, k), {k, 0.01, 0.9, 0.95, 1e-8, 0.1, k == 0 ? 0.0 : 0.25});
                 }
                 const double difference = relative_difference(whole_tensor(model, State::kParameter, tensor),
                                                               whole_tensor(whole, State::kParameter, tensor));
@@ -303,37 +301,6 @@ TEST_CASE_TEMPLATE("gpu muon: every matrix moves as the reference's", Model, Fp3
             }
         }
     }
-}
-
-TEST_CASE_TEMPLATE("gpu muon: a run that goes on from a saved state has the same bits", Model, Fp32Model,
-                   Bf16Model, NarrowModel) {
-    const GPT2Config c = tiny_config();
-    Model whole(c, 4, 9, kMuon), before(c, 4, 9, kMuon), after(c, 4, 9, kMuon);
-    for (Model* m : {&whole, &before, &after}) { m->init(5); }
-    auto train = [&](Model* m, int64_t first, int64_t end) {
-        for (int64_t k = first; k < end; k++) {
-            CHECK_FALSE(step(m, batches_of_step(c, k), {k, 1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0}).skipped);
-        }
-    };
-    train(&whole, 0, 6);
-    train(&before, 0, 3);
-    copy_states(&after, before);
-    train(&after, 3, 6);
-    check_same_state("gone on", after, whole);
-    StepParams outlier{.step = 6, .lr = 1e-2, .largest_loss = 0.01f};
-    CHECK(step(&after, batches_of_step(c, 6), outlier).skipped);
-    check_same_state("skipped", after, whole);
-}
-
-TEST_CASE_TEMPLATE("gpu muon: a batch is learnt by heart", Model, Fp32Model, Bf16Model, NarrowModel) {
-    Model model(tiny_config(), 4, 9, kMuon);
-    model.init(5);
-    const Batch batch = random_batch(tiny_config(), 4, 9, 8);
-    float last = 0;
-    for (int64_t k = 0; k < 120; k++) {
-        last = step(&model, {&batch, 1}, {.step = k, .lr = 1e-2, .weight_decay = 0.01, .clip = 1}).loss;
-    }
-    CHECK(last < 0.1);
 }
 
 TEST_CASE("gpu muon: the plan has one moment of the blocks' matrices, and room for their directions") {

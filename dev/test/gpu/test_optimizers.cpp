@@ -304,31 +304,6 @@ void check_skipped(const UpdateCase& c) {
     }
 }
 
-template <typename T>
-void check_same_bits() {
-    constexpr int64_t n = 300007;
-    DeviceArray<T> grad(floats(n, 1));
-    DeviceArray<double> loss_sum(Vector{12});
-    check_rerun(fmt::format("sum_of_squares, decide_step, adamw_update {}", type_name<T>()), [&] {
-        DeviceArray<double> squares(1);
-        Scratch scratch(sum_of_squares_scratch());
-        DeviceArray<StepDecision> decision(std::vector<StepDecision>{{}});
-        DeviceArray<T> param(floats(n, 2));
-        DeviceArray<uint16_t> low(std::vector<uint16_t>(n, 0x1234));
-        DeviceArray<float> m(floats(n, 3)), v(Floats(n, 0.5f));
-        const StepParams params{.lr = 1e-3, .weight_decay = 0.1, .clip = 1};
-        const AdamWConstants constants = {params.beta1, params.beta2, params.eps};
-        DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(params, 4)});
-        DeviceArray<AdamWPiece> pieces(adamw_pieces({kWte, n, 1, 0}, true, 0));
-        sum_of_squares(squares.data(), scratch.data(), grad.data(), n, kStream);
-        decide_step(decision.data(), loss_sum.data(), squares.data(), inputs.data(), kStream);
-        adamw_update(param.data(), std::is_same_v<T, float> ? nullptr : low.data(), m.data(), v.data(),
-                     grad.data(), pieces.data(), pieces.size(), decision.data(), inputs.data(), constants, 1,
-                     kStream);
-        return bytes_of(squares, param, low, m, v);
-    });
-}
-
 }  // namespace
 
 TEST_CASE("decide_step: clipped, not clipped, skipped, one after the other") {
@@ -388,8 +363,6 @@ TEST_CASE("adamw_update: nothing where the step is skipped") {
         check_skipped<bf16, bf16>(c);
     }
 }
-
-TEST_CASE_TEMPLATE("the same bits again: the optimizer", T, float, bf16) { check_same_bits<T>(); }
 
 TEST_CASE("stochastic rounding: bf16 weights and what comes back after loading, bit for bit") {
     for (const UpdateCase& c : kUpdates) { check_stochastic_rounding(c); }
@@ -653,15 +626,5 @@ TEST_CASE("muon: a gradient of zeros is the direction zero, and a long one does 
             const double norm = global_norm_cpu(x.data(), c.shape.size());
             CHECK(std::fabs(norm - (size == 0 ? 0 : 1)) <= 1e-5);
         }
-    }
-}
-
-TEST_CASE("muon: run again, the same bits") {
-    for (const MuonCase& c : kMuonCases) {
-        check_rerun("muon_direction " + c.text(), [&] {
-            Directions<bf16, bf16> t(c);
-            t.run(c, decision_of(c));
-            return bytes_of(t.m, t.x);
-        });
     }
 }

@@ -26,17 +26,10 @@ namespace fs = std::filesystem;
 namespace {
 
 // copies that are no multiple of 4 elements; seven chunks of the norm
-GPT2Config odd_config() {
-    GPT2Config c;
-    c.max_seq_len = 33, c.vocab_size = 500, c.padded_vocab_size = 512;
-    c.num_layers = 5, c.num_heads = 2, c.channels = 86;
-    return c;
-}
+GPT2Config odd_config() { return {33, 500, 512, 5, 2, 86}; }
 
 GPT2Config config_of(int layers, int heads, int channels) {
-    GPT2Config c;
-    c.num_layers = layers, c.num_heads = heads, c.channels = channels;
-    return c;
+    return {.num_layers = layers, .num_heads = heads, .channels = channels};
 }
 
 // For each element in memory the number of its tensor and in it, by for_each_piece(); -1 in gaps.

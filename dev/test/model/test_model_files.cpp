@@ -13,7 +13,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "dev/test/support/any_model.h"
+#include "dev/test/support/model_tests.h"
 #include "dev/test/support/test_files.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/files/json.h"
@@ -26,22 +26,6 @@
 using namespace llmc;
 
 namespace {
-
-// a model whose parameters can be read from where they are
-class ModelInMemory : public ModelSource {
-public:
-    explicit ModelInMemory(const GPT2Cpu& model) : model_(model) {}
-    const GPT2Config& config() const override { return model_.config(); }
-    const std::string& path() const override { return path_; }
-    void read(int tensor, int64_t first, std::span<float> values) const override {
-        model_.save(State::kParameter, tensor, first, values);
-    }
-    FloatType type() const override { return FloatType::kFp32; }
-
-private:
-    std::string path_ = "memory";
-    const GPT2Cpu& model_;
-};
 
 GPT2Cpu random_model() {
     GPT2Cpu model(tiny_config(), 2, 9);

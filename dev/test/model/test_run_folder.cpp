@@ -428,42 +428,36 @@ struct DataRuns : FolderRuns {
 
 TEST_CASE("run data: other data is refused, and the shard is named") {
     DataRuns p;
-    SUBCASE("names exchanged") {
-        std::swap(p.tokens[0], p.tokens[2]);
+    const auto good = p.tokens;
+    auto check_refused = [&](const Words& says) {
         p.write_shards();
-        p.check_refused({"shard 1: found tr_0.bin of ", "expected tr_0.bin of "});
-    }
-    SUBCASE("another text of the same length") {
-        for (size_t i = 0; i < p.tokens[1].size(); i++) { p.tokens[1][i] = (uint16_t)(i % 200); }
-        p.write_shards();
-        p.check_refused({"shard 2: found tr_1.bin of "});
-    }
-    SUBCASE("one token, and the file's time put back") {
-        struct stat st;
-        REQUIRE(stat(p.shard(2).c_str(), &st) == 0);
-        std::string bytes = read_bytes(p.shard(2));
-        bytes[bytes.size() - 20] ^= 1;
-        int fd = open(p.shard(2).c_str(), O_WRONLY);  // in place: the same inode and size
-        REQUIRE(pwrite(fd, bytes.data(), bytes.size(), 0) == (ssize_t)bytes.size());
-        close(fd);
-        const timespec times[] = {st.st_atim, st.st_mtim};
-        REQUIRE(utimensat(AT_FDCWD, p.shard(2).c_str(), times, 0) == 0);
-        p.check_refused({"shard 3: found tr_2.bin of "});
-    }
-    SUBCASE("other cuts") {
-        p.tokens[1].insert(p.tokens[1].begin(), p.tokens[0].end() - 100, p.tokens[0].end());
-        p.tokens[0].resize(p.tokens[0].size() - 100);
-        p.write_shards();
-        p.check_refused({"shard 1: found tr_0.bin of "});
-    }
-    SUBCASE("grown") {
-        write_token_shard(p.shard(3), learnable_tokens(20, 3, 5), 257);
-        p.check_refused({"shard 4: found tr_3.bin of ", "expected no shard"});
-    }
-    SUBCASE("shrunk") {
-        fs::remove(p.shard(2));
-        p.check_refused({"shard 3: found no shard, expected tr_2.bin of "});
-    }
+        p.check_refused(says);
+        p.tokens = good;
+    };
+    std::swap(p.tokens[0], p.tokens[2]);  // names exchanged
+    check_refused({"shard 1: found tr_0.bin of ", "expected tr_0.bin of "});
+    for (size_t i = 0; i < p.tokens[1].size(); i++) { p.tokens[1][i] = (uint16_t)(i % 200); }
+    check_refused({"shard 2: found tr_1.bin of "});
+    // other cuts
+    p.tokens[1].insert(p.tokens[1].begin(), p.tokens[0].end() - 100, p.tokens[0].end());
+    p.tokens[0].resize(p.tokens[0].size() - 100);
+    check_refused({"shard 1: found tr_0.bin of "});
+    write_token_shard(p.shard(3), learnable_tokens(20, 3, 5), 257);  // grown
+    check_refused({"shard 4: found tr_3.bin of ", "expected no shard"});
+    fs::remove(p.shard(3));
+    // one token, and the file's time put back
+    struct stat st;
+    REQUIRE(stat(p.shard(2).c_str(), &st) == 0);
+    std::string bytes = read_bytes(p.shard(2));
+    bytes[bytes.size() - 20] ^= 1;
+    int fd = open(p.shard(2).c_str(), O_WRONLY);  // in place: the same inode and size
+    REQUIRE(pwrite(fd, bytes.data(), bytes.size(), 0) == (ssize_t)bytes.size());
+    close(fd);
+    const timespec times[] = {st.st_atim, st.st_mtim};
+    REQUIRE(utimensat(AT_FDCWD, p.shard(2).c_str(), times, 0) == 0);
+    p.check_refused({"shard 3: found tr_2.bin of "});
+    fs::remove(p.shard(2));  // shrunk
+    p.check_refused({"shard 3: found no shard, expected tr_2.bin of "});
 }
 
 TEST_CASE("run data: files that moved are the same data") {

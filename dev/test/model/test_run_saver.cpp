@@ -75,8 +75,6 @@ struct SavingRuns : Runs {
 
 // ---- what stays --------------------------------------------------------------------------------
 
-// ---- what stays --------------------------------------------------------------------------------
-
 TEST_CASE("run saver: --keep counts neither majors nor the best") {
     Saving s;
     s.options.keep = 2;

@@ -207,21 +207,23 @@ TEST_CASE("outliers: what lies too many standard deviations above the mean of th
 }
 
 TEST_CASE("outliers: a step that is one updates nothing") {
-    GPT2Cpu model(tiny_config(), 2, 4), untouched(tiny_config(), 2, 4);
-    model.init(1);
-    untouched.init(1);
-    const Batch batch = random_batch(tiny_config(), 2, 4, 5);
-    auto with = [&](float loss, float norm) {
-        return step(&model, {&batch, 1}, {.lr = 0.01, .largest_loss = loss, .largest_norm = norm});
-    };
-    const StepResult skipped = with(0.5f, kNone);
-    CHECK(skipped.skipped);
-    CHECK(skipped.loss > 0.5f);
-    CHECK(with(kNone, skipped.grad_norm / 2).skipped);
-    CHECK(model.updates() == 0);
-    check_same_state("skipped", model, untouched);
-    CHECK_FALSE(with(skipped.loss, skipped.grad_norm).skipped);  // as much as is allowed
-    CHECK(model.updates() == 1);
+    for (bool muon : {false, true}) {
+        GPT2Cpu model(tiny_config(), 2, 4, {.muon = muon}), untouched(tiny_config(), 2, 4, {.muon = muon});
+        model.init(1);
+        untouched.init(1);
+        const Batch batch = random_batch(tiny_config(), 2, 4, 5);
+        auto with = [&](float loss, float norm) {
+            return step(&model, {&batch, 1}, {.lr = 0.01, .largest_loss = loss, .largest_norm = norm});
+        };
+        const StepResult skipped = with(0.5f, kNone);
+        CHECK(skipped.skipped);
+        CHECK(skipped.loss > 0.5f);
+        CHECK(with(kNone, skipped.grad_norm / 2).skipped);
+        CHECK(model.updates() == 0);
+        check_same_state("skipped", model, untouched);
+        CHECK_FALSE(with(skipped.loss, skipped.grad_norm).skipped);  // as much as is allowed
+        CHECK(model.updates() == 1);
+    }
 }
 
 TEST_CASE("outliers: a run skips them, and decides as before when it goes on") {

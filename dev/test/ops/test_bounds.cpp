@@ -88,34 +88,6 @@ Result forward(const Problem& p, const Faults& f) {
     return r;
 }
 
-// the outputs of a LayerNorm backward, with one thing wrong in it
-enum class Wrong { kNothing, kNoC1, kNoC2, kNoRstdInDweight, kLastRowDropped, kFirstRowDropped, kRowTwice };
-std::array<std::vector<double>, 3> backward(const Problem& p, Wrong wrong) {
-    const auto &dy = input(p, "dout"), &x = input(p, "inp"), &w = input(p, "weight");
-    const auto &mean = input(p, "mean"), &rstd = input(p, "rstd");
-    std::vector<double> dx(p.N * p.C), dw(p.C), db(p.C);
-    for (int64_t row = 0; row < p.N; row++) {
-        double c1 = 0, c2 = 0;
-        auto xhat = [&](int c) { return (x[row * p.C + c] - mean[row]) * rstd[row]; };
-        for (int c = 0; c < p.C; c++) {
-            c1 += w[c] * dy[row * p.C + c] / p.C;
-            c2 += w[c] * dy[row * p.C + c] * xhat(c) / p.C;
-        }
-        if (wrong == Wrong::kNoC1) { c1 = 0; }
-        if (wrong == Wrong::kNoC2) { c2 = 0; }
-        bool dropped = (wrong == Wrong::kLastRowDropped && row == p.N - 1) ||
-                       (wrong == Wrong::kFirstRowDropped && row == 0);
-        double times = dropped ? 0 : wrong == Wrong::kRowTwice && row == 7 ? 2 : 1;
-        for (int c = 0; c < p.C; c++) {
-            double d = dy[row * p.C + c];
-            dx[row * p.C + c] = rstd[row] * (w[c] * d - c1 - xhat(c) * c2);
-            dw[c] += times * d * (wrong == Wrong::kNoRstdInDweight ? x[row * p.C + c] - mean[row] : xhat(c));
-            db[c] += times * d;
-        }
-    }
-    return {dx, dw, db};
-}
-
 }  // namespace
 
 // ---- numbers -----------------------------------------------------------------------------------
@@ -286,28 +258,6 @@ TEST_CASE("forward: a constant row must give bias, bit for bit") {
     CHECK(judge_values(out, off).at == 100);
 }
 
-TEST_CASE("backward: each wrong term and each lost or repeated row fails in the output it touches") {
-    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
-        Problem p = layernorm_backward_problem(dtype, {67, 257});
-        CAPTURE(p.shape());
-        auto worst = [&](Wrong wrong) {
-            auto r = backward(p, wrong);
-            return std::array<double, 3>{judge_values(p.out[0], r[0]).worst,
-                                         judge_values(p.out[1], r[1]).worst,
-                                         judge_values(p.out[2], r[2]).worst};
-        };
-        auto none = worst(Wrong::kNothing);
-        CHECK((none[0] <= 1 && none[1] <= 1 && none[2] <= 1));
-        CHECK(worst(Wrong::kNoC1)[0] > 10);
-        CHECK(worst(Wrong::kNoC2)[0] > 10);
-        CHECK(worst(Wrong::kNoRstdInDweight)[1] > 10);
-        for (Wrong rows : {Wrong::kLastRowDropped, Wrong::kFirstRowDropped, Wrong::kRowTwice}) {
-            auto w = worst(rows);
-            CHECK((w[0] <= 1 && w[1] > 10 && w[2] > 10));
-        }
-    }
-}
-
 TEST_CASE("backward, integers: the sums fit every type, and one row too few is seen without any tolerance") {
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
         for (Shape shape : {Shape{131, 3}, {8192, 64}}) {
@@ -323,9 +273,10 @@ TEST_CASE("backward, integers: the sums fit every type, and one row too few is s
                 CHECK(largest <= 256);  // bf16 holds every integer up to 2^8
                 CHECK(largest > 5);
                 CHECK(judge_values(out, perfect(out)).worst == 0);
+                auto off = perfect(out);
+                off[0] += 1;  // a row's share at least
+                CHECK(judge_values(out, off).worst == kInfinity);
             }
-            auto dropped = backward(p, Wrong::kLastRowDropped);
-            if (shape.C > 3) { CHECK(judge_values(output(p, "dweight"), dropped[1]).worst == kInfinity); }
         }
     }
 }

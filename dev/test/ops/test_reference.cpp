@@ -1,5 +1,5 @@
-// The CPU's reference, which everything else is compared with. Forward: values by hand, and a second implementation that does
-// the same in another arrangement. Backward: central differences of the forward, all in double. Gradients that are added to
+// The CPU's reference, which everything else is compared with. Forward: a second implementation that does the same in
+// another arrangement. Backward: central differences of the forward, all in double. Gradients that are added to
 // (+=) start from random numbers, those that are written (=) from NaN.
 #include <algorithm>
 #include <array>
@@ -168,21 +168,8 @@ void check_layernorm(const char* layer, const NormOut& found, const Vector& x, c
 
 }  // namespace
 
-TEST_CASE("layernorm_forward: values by hand") {
-    // mean 2.5, biased variance 1.25, so with eps 1 rstd = 1 / sqrt(2.25); C - 1 would give 1 / sqrt(2.667)
-    Vector weight = {1, 2, 3, -1}, bias = {0, 1, 0, 10};
-    NormOut y = layernorm<double>({1, 2, 3, 4}, weight.data(), bias.data(), 1, 4, 1.0);
-    auto few_eps = [](size_t) { return 1e-15; };
-    check_near("layernorm_forward mean N=1 C=4", y.mean, Vector{2.5}, few_eps);
-    check_near("layernorm_forward rstd N=1 C=4", y.rstd, Vector{1 / 1.5}, few_eps);
-    check_near("layernorm_forward out N=1 C=4", y.out, Vector{-1, 1 - 2 / 3.0, 1, 9}, few_eps);
-    // without eps, two numbers are always one standard deviation from their mean
-    check_near("layernorm_forward out N=1 C=2", layernorm<double>({3, 7}, nullptr, nullptr, 1, 2, 0.0).out,
-               Vector{-1, 1}, few_eps);
-    CHECK(kLayernormEps == 1e-5);
-}
-
 TEST_CASE("layernorm_forward: every shape against long double") {
+    CHECK(kLayernormEps == 1e-5);
     std::vector<Rows> shapes(std::begin(kRows), std::end(kRows));
     shapes.insert(shapes.end(), {{2, 768}, {1, 4097}});
     for (auto [N, C] : shapes) {
@@ -457,28 +444,6 @@ TEST_CASE("attention_forward: against whole matrices") {
     }
 }
 
-TEST_CASE("attention_forward: a token changes nothing before it; the first one sees only itself") {
-    const Heads s{1, 9, 6, 2};
-    const int T = s.T, C = s.C;
-    Vector qkv = random(T * 3 * C, 1);
-    AttentionOut before = attention(qkv, s);
-    check_near("attention_forward out of the first token " + s.text(),
-               Vector(before.out.begin(), before.out.begin() + C),
-               Vector(qkv.begin() + 2 * C, qkv.begin() + 3 * C), [](size_t) { return 1e-15; });
-    for (int t = 0; t < T; t++) {
-        Vector changed = qkv;
-        for (int i = 0; i < 3 * C; i++) { changed[(size_t)t * 3 * C + i] += 1; }
-        Vector after = attention(changed, s).out;
-        for (int i = 0; i < T; i++) {
-            bool same =
-                std::equal(after.begin() + i * C, after.begin() + (i + 1) * C, before.out.begin() + i * C);
-            CHECK_MESSAGE(same == (i < t),
-                          fmt::format("attention_forward out {}: position {} {} with token {}", s.text(), i,
-                                      same ? "does not change" : "changes", t));
-        }
-    }
-}
-
 TEST_CASE("attention_forward: scores of 1e4 do not overflow") {
     Vector qkv = {1e4, 1, 7, 1e4, 1e4, -3};  // T=2, HS=1: scores 1e4 | 1e4, 1e8
     AttentionOut y = attention(qkv, {1, 2, 1, 1});
@@ -609,10 +574,15 @@ TEST_CASE("classifier_forward: a loss beside logits near the largest float is no
 }
 
 TEST_CASE("classifier_backward: central differences, ignored rows, padded columns") {
-    for (auto [N, V, Vp] : {std::array{1, 5, 8}, {17, 5, 8}, {3, 1, 1}, {4, 65, 65}, {2, 33, 64}}) {
+    for (auto [N, V, Vp, scale] : {std::array{1, 5, 8, 1},
+                                   {17, 5, 8, 1},
+                                   {3, 1, 1, 1},
+                                   {4, 65, 65, 1},
+                                   {2, 33, 64, 1},
+                                   {2, 3, 3, 10000}}) {
         constexpr double kLossWeight = 0.25;
         std::vector<int32_t> targets = some_targets(N, V);
-        Vector logits = logits_of(N, V, Vp, 1), dlogits = poisoned<double>((int64_t)N * Vp);
+        Vector logits = logits_of(N, V, Vp, scale), dlogits = poisoned<double>((int64_t)N * Vp);
         classifier_backward_cpu(dlogits.data(), logits.data(), targets.data(), kLossWeight, N, V, Vp);
         auto loss = [&] {
             Vector losses = poisoned<double>(N);
@@ -631,12 +601,4 @@ TEST_CASE("classifier_backward: central differences, ignored rows, padded column
         classifier_backward_cpu(in_place.data(), in_place.data(), targets.data(), kLossWeight, N, V, Vp);
         check_same(name + " in place", in_place, dlogits);
     }
-}
-
-TEST_CASE("classifier_backward: logits of 1e4 give probabilities, not overflow") {
-    std::vector<float> logits = {1e4f, -1e4f, 1e4f}, dlogits = poisoned<float>(3);
-    std::vector<int32_t> targets = {1};
-    classifier_backward_cpu(dlogits.data(), logits.data(), targets.data(), 1.0, 1, 3, 3);
-    check_near("classifier_backward dlogits N=1 V=3 Vp=3", dlogits, Vector{0.5, -1, 0.5},
-               [](size_t) { return 4 * kFloatRoundoff; });
 }
