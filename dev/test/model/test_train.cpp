@@ -222,7 +222,6 @@ TEST_CASE("train: --quiet and --log-every") {
     CHECK(step_lines("all", "") == 10);
     CHECK(step_lines("some", "--log-every 5") == 2);
     CHECK(step_lines("none", "--quiet") == 0);
-    CHECK(read_log(r / "none") == read_log(r / "all"));
 }
 
 TEST_CASE("train: --model-dtype bf16 rounds model.bin, no checkpoint") {
