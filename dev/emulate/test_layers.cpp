@@ -1,7 +1,7 @@
 // ./test_emulated: tests of kernels without a GPU, by machine.h. Here: each layout of each of LayerNorm's regimes, with rows
 // enough that the machine's few multiprocessors and clusters go through their rings, unequally often: what takes a GPU's
 // worth of tests to show a race, in seconds. And attention without tensor cores.
-//   ./test_emulated                              this folder's tests alone: each layout, a few rows (four minutes)
+//   ./test_emulated                              this folder's tests alone: each layout, a few rows (two minutes)
 //   ./test_emulated --all                        those of dev/test/gpu, too, but the largest (hours)
 //   ./test_emulated --test-case="*rings*"        doctest's options choose among all of them
 //   PLUMB_EMULATION_SEED=2 ./test_emulated       another order of all that has none
@@ -24,8 +24,9 @@ constexpr int kLongestOfBlock = 32768;  // columns: longer rows are shared by cl
 // for the pairs of types that are not tried at every width
 constexpr int kOthers[] = {64, 257, 768, 1601, 4096, 8191, 9216, 32768, 57344, 81920, 196608};
 
-// Rows of a problem: a dozen, which is three to six of a cluster; of short ones enough for each team of a block.
-Shape few(int C) { return {std::max(11, 48'000 / C), C}; }
+// Rows of a problem: a dozen, of which a block has four; nine where one of the two clusters has five; of short ones enough for
+// each team of a block.
+Shape few(int C) { return {C > kLongestOfBlock ? 9 : std::max(11, 48'000 / C), C}; }
 
 // one of runtime.cpp's devices, for as long as this lives
 struct OnDevice {
