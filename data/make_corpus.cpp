@@ -10,14 +10,12 @@
 // Y is the mean of -ln p over every token of val.bin but the first, where p is the probability with which
 // this program chose it (the grammar is unambiguous, so it is the probability of the text:
 // corpus_grammar.h). No model can expect less; loss / Y says how far one is. A probe is a run of tokens
-// that the story before it determines: a name mentioned again, the result of a sum. The program also scores
-// byte n-gram models, so that one sees how much of a text needs more than its last few bytes.
+// that the story before it determines: a name mentioned again, the result of a sum.
 //
 // Build and run: make data/make_corpus && data/make_corpus --help
 #include <chrono>
 #include <cstdio>
 
-#include "data/byte_model.h"
 #include "data/corpus_grammar.h"
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/stop_signal.h"
@@ -116,7 +114,7 @@ void write_json(const std::string& path, const Corpus& val) {
     write_text_file(path, json);
 }
 
-void print_table(const Corpus& train, const Corpus& val, double order1, double order5) {
+void print_table(const Corpus& train, const Corpus& val) {
     double entropy = val.nats / (double)val.predicted();
     auto row = [](const char* split, const Corpus& c) {
         std::printf("%-10s %9lld stories %10lld bytes %10zu tokens\n", split, (long long)c.stories,
@@ -127,8 +125,6 @@ void print_table(const Corpus& train, const Corpus& val, double order1, double o
     std::printf(
         "source entropy of val     %.4f nats per token  (every story has one derivation: read back)\n",
         entropy);
-    std::printf("byte model of order 1     %.4f nats per token  %.2f x\n", order1, order1 / entropy);
-    std::printf("byte model of order 5     %.4f nats per token  %.2f x\n", order5, order5 / entropy);
     std::printf("probes                    %zu repeated names, %zu sums\n",
                 std::min(val.names.size(), kMaxProbes), std::min(val.sums.size(), kMaxProbes));
 }
@@ -156,8 +152,7 @@ void run(const CorpusOptions& options) {
                       [&] { write_token_shard(train_file, train.tokens, kVocab, remove_old); });
     write_json(options.out + "/val.json", val);
 
-    ByteModel model(train.tokens);
-    print_table(train, val, model.nats_per_token(val.tokens, 1), model.nats_per_token(val.tokens, 5));
+    print_table(train, val);
     std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     std::printf("wrote %s/train.bin val.bin val.json in %.2f s\n", options.out.c_str(), seconds.count());
 }
