@@ -221,8 +221,7 @@ def step_sums():
 
 def step_products(name):
     data = load(name)
-    columns = {"first_us": "first", "best_us": "best", "same_bits_us": "best with its bits", "wide_us": "256 MiB",
-               "unsplit_us": "no sum split", "fused_us": "as in the step", "adding_us": "adding"}
+    columns = {"first_us": "first", "best_us": "best", "same_bits_us": "best with its bits"}
     lines = [[p["name"], p["part"].removeprefix("products, "), f"{p['N']} x {p['C']} x {p['OC']}", p["calls"]]
              + [p[c] if float(p.get(c, 0)) > 0 else "" for c in columns] for p in data["products"]]
     return markdown(["product", "", "N x C x OC", "calls"] + list(columns.values()), lines) + taken(data)
@@ -291,8 +290,7 @@ TABLES = {
 }
 
 PRODUCTS_TITLE = ("Products of {}, us a call: the algorithm proposed first; the fastest of the proposals and of the first one's variants; "
-                  "the fastest with the first one's bits; with four times the workspace; the first that splits no sum; with the "
-                  "step's epilogue; adding to its output")
+                  "the fastest with the first one's bits")
 # what no document shows: `make tables` writes it into a page of its own, and with it each table of doc/measured that has a title
 REPORT = {
     "LayerNorm, whole vectors of 16 bytes: us, % of the roof of the same process, cold L2": lambda: calls("layernorm/shapes", usual),

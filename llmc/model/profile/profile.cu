@@ -26,7 +26,6 @@ constexpr int kTimedSteps = 40, kRecordedSteps = 12;
 constexpr int kCandidates = 64, kBestOf = 3;  // of a product: algorithms tried once, and those timed again
 constexpr size_t kVariants = 16;              // of the first proposal, that are tried beside the proposals
 constexpr int kHostMicroseconds = 15;         // to queue a product, at most
-constexpr size_t kWideWorkspace = 4 * Matmul::kWorkspace;
 
 using Clock = std::chrono::steady_clock;
 
@@ -136,47 +135,22 @@ struct Race {
     matmul::Product product = product_of<T, Grad>(work);
     matmul::Plan plan{handle, product, network.settings.tf32};
     std::vector<Operands> operands = operands_of(network, work);
-    void* workspace = network.mem.workspace;
-    size_t workspace_bytes = Matmul::kWorkspace, next = 0;
+    size_t next = 0;
     int calls = 1, quick_calls = 1;
 
-    ProductTime run() {
-        ProductTime result = race_all();
-        DeviceMemory wide((int64_t)kWideWorkspace);
-        workspace = wide.data();
-        workspace_bytes = kWideWorkspace;
-        result.wide_ms = fastest(plan.candidates(handle, kCandidates, true, kWideWorkspace));
-        workspace = network.mem.workspace;
-        workspace_bytes = Matmul::kWorkspace;
-        if (auto unsplit = plan.candidates(handle, 1, false); !unsplit.empty()) {
-            plan.choose(unsplit.front());
-            result.unsplit_ms = time(plan, calls);
-        }
-        if (auto epilogue = epilogue_of_step(); epilogue != CUBLASLT_EPILOGUE_DEFAULT && sizeof(T) == 2) {
-            matmul::Product fused = product;
-            fused.epilogue = epilogue;
-            result.fused_ms = time_of(fused, false);
-        }
-        if (work.part == Part::kProductWeight) {
-            matmul::Product adding = product;
-            adding.accumulate = true;
-            result.adding_ms = time_of(adding, network.settings.tf32);
-        }
-        return result;
-    }
     // each algorithm once, those that are fastest again, and those of them that give the first's bits
-    ProductTime race_all() {
+    ProductTime run() {
         auto candidates = plan.candidates(handle, kCandidates);
         require(!candidates.empty(), "--profile: cuBLASLt has no algorithm for a product of this model");
         plan.choose(candidates.front());
-        time(plan, 1);
-        double ms = time(plan, 2);
+        time(1);
+        double ms = time(2);
         calls = std::clamp((int)(20 / ms), 4, 200);      // 20 ms
         quick_calls = std::clamp((int)(4 / ms), 1, 10);  // of each algorithm, to find the fastest few
         const uint64_t first_bits = bits();
         const int tried = add_variants(&candidates, first_bits);
         plan.choose(candidates.front());
-        const double first_ms = time(plan, calls), any_ms = fastest(candidates);
+        const double first_ms = time(calls), any_ms = fastest(candidates);
         std::erase_if(candidates, [&](const matmul::Candidate& candidate) {
             plan.choose(candidate);
             return bits() != first_bits;
@@ -191,7 +165,7 @@ struct Race {
     }
     // The fastest of those that give the first proposal's bits. How many were timed, with the proposals.
     int add_variants(std::vector<matmul::Candidate>* candidates, uint64_t first_bits) {
-        const matmul::Variants variants(handle, plan, *candidates, [&] { return time(plan, 1); });
+        const matmul::Variants variants(handle, plan, *candidates, [&] { return time(1); });
         const size_t proposals = candidates->size();
         for (const matmul::Candidate& variant : variants.fastest(3 * kVariants)) {
             plan.choose(variant);
@@ -205,52 +179,31 @@ struct Race {
         std::vector<std::pair<double, size_t>> order;
         for (size_t i = 0; i < candidates.size(); i++) {
             plan.choose(candidates[i]);
-            time(plan, 1);
-            order.push_back({time(plan, quick_calls), i});
+            time(1);
+            order.push_back({time(quick_calls), i});
         }
         std::ranges::sort(order);
         double best = INFINITY;
         for (size_t k = 0; k < std::min<size_t>(kBestOf, order.size()); k++) {
             plan.choose(candidates[order[k].second]);
-            best = std::min(best, time(plan, calls));
+            best = std::min(best, time(calls));
         }
         return best;
     }
-    void call(matmul::Plan& how, const Operands& o, bool accumulate = false) {
-        how.run(handle, o.d, o.a, o.b, accumulate, workspace, network.stream, workspace_bytes);
+    void call(const Operands& o) {
+        plan.run(handle, o.d, o.a, o.b, false, network.mem.workspace, network.stream);
     }
-    double time(matmul::Plan& how, int times, bool accumulate = false) {
+    double time(int times) {
         auto all = [&] {
-            for (int i = 0; i < times; i++) { call(how, operands[next++ % operands.size()], accumulate); }
+            for (int i = 0; i < times; i++) { call(operands[next++ % operands.size()]); }
         };
         return elapsed_ms(network.stream, all, kHostMicroseconds * times) / times;
     }
     // of the chosen algorithm's result for the first layer
     uint64_t bits() {
-        call(plan, operands[0]);
+        call(operands[0]);
         int64_t bytes = product.m * product.n * (product.output == CUDA_R_32F ? 4 : 2);
         return checksum((const uint32_t*)operands[0].d, bytes / 4, network.stream);
-    }
-    cublasLtEpilogue_t epilogue_of_step() const {
-        if (work.part == Part::kProductForward && work.weight != kWte) {
-            return work.weight == kFcw ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS;
-        }
-        const bool behind_gelu = work.part == Part::kProductInput && work.weight == kFcprojw;
-        return behind_gelu ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT;
-    }
-    // of a product on the same operands; bias and input of GELU: any layer's, as for the time it does not matter what is read
-    double time_of(const matmul::Product& other, bool tf32) {
-        matmul::Plan how(handle, other, tf32);
-        const auto e = other.epilogue;
-        const void *bias = network.mem.params + network.layout.offset(kFcb),
-                   *pre = e == CUBLASLT_EPILOGUE_DGELU ? network.mem.layers[0].fch : network.mem.dwide;
-        if (e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
-            how.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-        }
-        if (e == CUBLASLT_EPILOGUE_DGELU || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
-            how.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pre);
-        }
-        return how.usable() ? time(how, calls, other.accumulate) : 0;
     }
 };
 

@@ -1,9 +1,7 @@
 // The floors of a step, and its profile as text and as JSON: see step_profile.h.
 #include "llmc/model/profile/step_profile.h"
 
-#include <algorithm>
 #include <cctype>
-#include <functional>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -355,11 +353,10 @@ std::string profile_json(const StepProfile& p) {
         add(products,
             fmt::format(R"({{"part": "{}", "name": "{}", "N": {}, "C": {}, "OC": {}, "calls": {}, )"
                         R"("first_us": {:.2f}, "best_us": {:.2f}, "candidates": {}, "same_bits_us": {:.2f}, )"
-                        R"("same_bits": {}, "wide_us": {:.2f}, "unsplit_us": {:.2f}, "fused_us": {:.2f}, )"
-                        R"("adding_us": {:.2f}}})",
+                        R"("same_bits": {}}})",
                         name_of(t.work.part), t.work.name, t.work.N, t.work.C, t.work.OC, t.work.calls,
-                        1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates, 1e3 * t.same_bits_ms, t.same_bits,
-                        1e3 * t.wide_ms, 1e3 * t.unsplit_ms, 1e3 * t.fused_ms, 1e3 * t.adding_ms));
+                        1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates, 1e3 * t.same_bits_ms,
+                        t.same_bits));
     }
     for (const HostCall& c : p.recording.calls) {
         add(calls, fmt::format(R"({{"call": "{}", "a_step": {:.2f}, "ms": {:.4f}, "waits": {}}})", c.name,

@@ -146,10 +146,8 @@ struct ProductTime {
     ProductWork work;
     double first_ms, fastest_ms;  // of one call: cuBLASLt's first proposal, the best
     int candidates;               // how many algorithms were tried, variants of the first proposal included
-    // the best of those whose result has the first's bits, and how many these are; the best with four times the workspace;
-    // the first that splits no sum; the first with the epilogue that the step asks for, and if it adds to what is there.
-    // 0: not measured
-    double same_bits_ms = 0, wide_ms = 0, unsplit_ms = 0, fused_ms = 0, adding_ms = 0;
+    // the best of those whose result has the first's bits, and how many these are
+    double same_bits_ms = 0;
     int same_bits = 0;
 };
 // the numbers of streams read and written that a floor is asked for

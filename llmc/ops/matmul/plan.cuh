@@ -70,8 +70,8 @@ public:
         check(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)));
     }
     void run(cublasLtHandle_t handle, void* d, const void* a, const void* b, bool accumulate, void* workspace,
-             cudaStream_t stream, size_t workspace_bytes = Matmul::kWorkspace) {
-        run(handle, d, a, b, 1, accumulate ? 1 : 0, d, workspace, stream, workspace_bytes);
+             cudaStream_t stream) {
+        run(handle, d, a, b, 1, accumulate ? 1 : 0, d, workspace, stream);
     }
     // d = epilogue(alpha op(a) op(b)) + beta c; c is as d, and may be d
     void run(cublasLtHandle_t handle, void* d, const void* a, const void* b, float alpha, float beta,
@@ -83,14 +83,13 @@ public:
 
     // cuBLASLt's proposals, the one it takes for the fastest first. Where one splits a sum, the parts must be added in a fixed
     // order (not in place) and in fp32: parts rounded to bf16 would lose digits. split_sums: may it be split?
-    std::vector<Candidate> candidates(cublasLtHandle_t handle, int most, bool split_sums = true,
-                                      size_t workspace_bytes = Matmul::kWorkspace) const {
+    std::vector<Candidate> candidates(cublasLtHandle_t handle, int most, bool split_sums = true) const {
         cublasLtMatmulPreference_t preference;
         check(cublasLtMatmulPreferenceCreate(&preference));
         auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
             check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
         };
-        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)workspace_bytes);
+        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)Matmul::kWorkspace);
         auto schemes = split_sums ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
         prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)schemes);
         for (auto pointer :
