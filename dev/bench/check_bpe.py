@@ -11,7 +11,6 @@ tiktoken's encode_ordinary gives; random bytes, which tiktoken does not take, mu
 fixture: a small byte-level BPE in GPT-2's file format, and texts with the ids that tiktoken gives.
 header: which characters are letters, digits and spaces for GPT-2's pre-tokenizer: a table, as ids must not depend on the machine.
 """
-import bisect
 import json
 import os
 import random
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import unicodedata
 
 from lab import needs, parser
 
@@ -97,27 +95,6 @@ def texts(args):
 
 
 # ---- fixture -----------------------------------------------------------------------------------------
-def kind(c):
-    if c in "' \t\n\r":
-        return c
-    category = unicodedata.category(c)[0]
-    return " ." if c.isspace() else "." if category in "CMPSZ" else category
-
-
-def fewest(cases):
-    """of (text, ids) so many that each id, three neighbouring kinds of characters and range of code points of a kind stays"""
-    starts = [c for c in range(1, 0x110000) if kind(chr(c)) != kind(chr(c - 1))]
-    shown, kept = {}, []
-    for text, ids in cases:
-        kinds = [kind(c) for c in text]
-        shown[text] = {*ids, *zip(kinds, kinds[1:], kinds[2:]), *(("range", bisect.bisect(starts, ord(c))) for c in text)}
-    left = set().union(*shown.values())
-    while left:
-        kept.append(max(cases, key=lambda case: len(shown[case[0]] & left)))
-        left -= shown[kept[-1][0]]
-    return kept
-
-
 def fixture(args):
     needs(__doc__, "tiktoken", "tokenizers")
     import tiktoken
@@ -140,9 +117,8 @@ def fixture(args):
     strings += ["a" * 200, " " * 100 + "x", "the " * 60, "\n" * 130, "they've don't we'll I'm 'sx", " the  the   the\n\n the"]
     with open(FIXTURE + "/cases.txt", "w") as file:
         print(f"# text in hexadecimal, then its ids by tiktoken {tiktoken.__version__}; made by dev/bench/check_bpe.py", file=file)
-        cases = [(s, encoding.encode_ordinary(s)) for s in strings]
-        for s, ids in fewest(cases[:400]) + cases[400:]:
-            print(s.encode().hex(), *ids, file=file)
+        for s in strings:
+            print(s.encode().hex(), *encoding.encode_ordinary(s), file=file)
 
 
 # ---- header ------------------------------------------------------------------------------------------
