@@ -2,7 +2,6 @@
 // nothing a launch reads or writes is still in L2 from last time, and no launch gap is timed.
 #pragma once
 #include <chrono>
-#include <cstdio>
 #include <ctime>
 #include <fstream>
 #include <functional>

@@ -1,7 +1,6 @@
 // The scheduler: which warp goes on, when copies come, who waits for ever. See machine.h.
 #include "dev/emulate/machine.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>

@@ -3,8 +3,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <cstdint>
-#include <type_traits>
 
 #include "llmc/cuda/types.h"
 

@@ -3,7 +3,6 @@
 // only launch. `dev/cuda/layernorm_forward --explain --shape 4096x1000` prints the choice. Host only.
 #pragma once
 #include <algorithm>
-#include <climits>
 #include <cstdint>
 #include <optional>
 #include <span>

@@ -9,7 +9,6 @@
 // A layout stays if a model has such rows, or if a width would lose more than 5 % without it.
 #pragma once
 #include <climits>
-#include <iterator>
 
 #include "llmc/cuda/types.h"
 

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "llmc/host/base/error.h"
-#include "llmc/model/gpt2_config.h"
 
 namespace llmc {
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <bit>
 #include <csignal>
-#include <cstdio>
 #include <iostream>
 
 #include "llmc/host/base/error.h"

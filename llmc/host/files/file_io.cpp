@@ -15,10 +15,7 @@
 #include <ctime>
 #include <filesystem>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "llmc/host/base/error.h"
 #include "llmc/host/base/text.h"
 
 namespace llmc {

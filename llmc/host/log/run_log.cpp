@@ -6,18 +6,13 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/text.h"
-#include "llmc/host/files/file_io.h"
-#include "llmc/host/files/json.h"
 
 namespace llmc {
 

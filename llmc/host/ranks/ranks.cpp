@@ -5,7 +5,6 @@
 #include <xxhash.h>
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <fstream>
 #include <initializer_list>
 #include <iterator>

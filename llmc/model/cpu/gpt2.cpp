@@ -11,7 +11,6 @@
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/model/cpu/reference.h"
-#include "llmc/model/gpt2_config.h"
 
 namespace llmc {
 

@@ -3,7 +3,6 @@
 // elements.
 #pragma once
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "llmc/host/ranks/comm.h"

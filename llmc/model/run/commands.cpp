@@ -18,7 +18,6 @@
 #include "llmc/host/tokens/tokenizer.h"
 #include "llmc/model/eval/generate.h"
 #include "llmc/model/eval/validation.h"
-#include "llmc/model/model_source.h"
 #include "llmc/model/run/folder.h"
 #include "llmc/model/run/hf_export.h"
 

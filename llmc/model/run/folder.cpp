@@ -15,7 +15,6 @@
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/choices.h"
-#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/formats/hf_model.h"
 
 namespace llmc {

@@ -6,7 +6,6 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/file_io.h"
-#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/formats/hf_model.h"
 
 namespace llmc {

@@ -2,8 +2,6 @@
 #include "llmc/model/run/plan.h"
 
 #include <fmt/ranges.h>
-#include <algorithm>
-#include <cmath>
 #include <ctime>
 #include <filesystem>
 #include <sstream>

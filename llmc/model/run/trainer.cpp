@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "llmc/host/base/error.h"
@@ -14,7 +13,6 @@
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
-#include "llmc/host/log/run_log.h"
 #include "llmc/host/options/choices.h"
 #include "llmc/host/ranks/ranks.h"
 #include "llmc/host/tokens/dataloader.h"

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/options.h"

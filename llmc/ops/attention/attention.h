@@ -8,7 +8,6 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cstddef>
-#include <cstdint>
 
 #include "llmc/cuda/types.h"
 #include "llmc/ops/attention/choose.h"

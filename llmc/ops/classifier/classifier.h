@@ -2,7 +2,6 @@
 //   T: float or __nv_bfloat16. logits (N,Vp), of which the first V columns count; targets (N) in [0, V) or
 //   kIgnoreTarget; losses (N) in nats, 0 where the target is ignored. V <= Vp; no alignment assumed.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 
 #include "llmc/cuda/types.h"
