@@ -122,11 +122,10 @@ inline void round_all(std::vector<double>& values, const Format& f) {
 
 // how a version adds: the most additions that one number goes through
 struct Sums {
-    double row = 0;            // in a sum over the C elements of a row
-    double column = 0;         // in a sum over the N rows of a column
-    bool from_first = true;    // the row's sum is taken of x - x[0] (false: of x itself)
-    bool strict = false;       // no statistics: the inputs are not ordinary ones
-    double column_stored = 0;  // of `column`, those whose sum is rounded to the result's type each time
+    double row = 0;          // in a sum over the C elements of a row
+    double column = 0;       // in a sum over the N rows of a column
+    bool from_first = true;  // the row's sum is taken of x - x[0] (false: of x itself)
+    bool strict = false;     // no statistics: the inputs are not ordinary ones
 
     // in units of u sum|terms|
     double row_error() const { return row; }
@@ -154,10 +153,6 @@ struct Roundings {
     // an error made in the accumulators, and then the result y is stored
     double stored(double error, double y) const {
         return error * (1 + u_out) + u_out * std::fabs(y) + tiny_out;
-    }
-    // the error of partial sums that are kept in the result's type
-    double each_stored(const Sums& sums, double abs_terms) const {
-        return sums.column_stored * (u_out * abs_terms + tiny_out);
     }
 };
 
@@ -219,12 +214,12 @@ inline double dinp_bound(const Roundings& r, const Sums& sums, const RowGradient
 inline double dweight_bound(const Roundings& r, const Sums& sums, double abs_terms, double abs_dout,
                             int64_t N, double dw) {
     double error = r.u * (sums.column_error() + 4) * abs_terms + r.tiny * ((double)N + abs_dout);
-    return r.stored(error + r.each_stored(sums, abs_terms), dw);
+    return r.stored(error, dw);
 }
 
 // db = sum dy: nothing but the sum's. abs_dout = sum |dy|
 inline double dbias_bound(const Roundings& r, const Sums& sums, double abs_dout, double db) {
-    return r.stored(r.u * (sums.column_error() + 1) * abs_dout + r.each_stored(sums, abs_dout), db);
+    return r.stored(r.u * (sums.column_error() + 1) * abs_dout, db);
 }
 
 }  // namespace llmc

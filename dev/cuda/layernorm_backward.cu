@@ -7,8 +7,6 @@
 #include <algorithm>
 
 #include "dev/cuda/layernorm_rungs.cuh"
-#include "llmc/layernorm/ladder/backward/torch.cuh"
-#include "llmc/layernorm/ladder/backward/triton.cuh"
 #include "llmc/layernorm/ladder/backward/v0.h"
 #include "llmc/layernorm/ladder/backward/v1.cuh"
 #include "llmc/layernorm/ladder/backward/v2.cuh"
@@ -96,29 +94,6 @@ Sums sums_v9(int64_t N, int C, int block) {
     return sums;
 }
 
-Sums sums_torch(int64_t N, int C, int) {
-    constexpr int kWarps = torch::kRowBlock / kWarp;
-    return {.row = (double)ceil_div(C, torch::kRowBlock) + kShuffles + kWarps,
-            .column = (double)ceil_div(N, torch::kTile) + kShuffles};
-}
-// A group's rows are added in T; then the groups: every 32nd in a thread, its 8 sums, the 4 warps.
-// Sums kept in T: subnormal terms are rounded as coarsely as anything, and the seeds' test, 1151x8192 fp16 at an
-// absolute 0.01, is missed by a hair in one column (0.0101 on an H200), in an order that differs from run to run.
-bool fits_triton(const Problem& p) {
-    bool seeds_test = p.dtype == Dtype::kFp16 && p.N == 1151 && p.C == 8192;
-    return p.inputs != kInputsNames[(int)Inputs::kDenormal] && !seeds_test;
-}
-
-template <typename T>
-Sums sums_triton(int64_t N, int C, int) {
-    int block = triton::default_warps(triton::tile_columns<T>(C)) * kWarp,
-        groups = triton::default_group_size(C);
-    constexpr int kThreadRows = triton::kTileRows / triton::kTileWarps;
-    double in_group = (double)ceil_div(N, groups);
-    double of_groups = ceil_div(groups, triton::kTileRows) + kThreadRows + triton::kTileWarps;
-    return {.row = block_additions<T>(C, block), .column = in_group + of_groups, .column_stored = in_group};
-}
-
 template <typename T>
 std::vector<Version> ladder() {
     Traits to_256{.blocks = {64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}}, no_knob{.blocks = {0}};
@@ -159,15 +134,6 @@ std::vector<Version> ladder() {
     if constexpr (is_built("v9")) {
         add("v9", "columns by many, launched early", v9::layernorm_backward<T>,
             v9::layernorm_backward_scratch<T>, sums_v9<T>, no_knob);
-    }
-    if constexpr (is_built("torch")) {
-        add("torch", "as in PyTorch", torch::layernorm_backward<T>, torch::layernorm_backward_scratch<T>,
-            sums_torch, no_knob);
-    }
-    if constexpr (is_built("triton")) {
-        add("triton", "as in Triton's tutorial, not reproducible", triton::layernorm_backward<T>,
-            triton::layernorm_backward_scratch<T>, sums_triton<T>,
-            Traits{.blocks = {0}, .takes = fits_triton, .reproducible = false});
     }
     return with_shipped_backward<T>(std::move(ladder));
 }

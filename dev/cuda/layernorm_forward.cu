@@ -6,9 +6,6 @@
 #include <bit>
 
 #include "dev/cuda/layernorm_rungs.cuh"
-#include "llmc/layernorm/ladder/forward/torch.cuh"
-#include "llmc/layernorm/ladder/forward/torch_rowwise.cuh"
-#include "llmc/layernorm/ladder/forward/triton.cuh"
 #include "llmc/layernorm/ladder/forward/v0.h"
 #include "llmc/layernorm/ladder/forward/v1.cuh"
 #include "llmc/layernorm/ladder/forward/v2.cuh"
@@ -26,7 +23,7 @@ Version rung(const char* name, const char* idea, auto launch, Sums (*sums)(int64
              const Traits& traits = {}) {
     auto run = [launch](const TensorSet& t, const Problem& p, int block) {
         launch(t.get<T>("out"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"), t.get<T>("inp"),
-               t.find<T>("weight"), t.find<T>("bias"), p.N, p.C, p.eps, kStream, block);
+               t.get<T>("weight"), t.get<T>("bias"), p.N, p.C, p.eps, kStream, block);
     };
     return {.name = name, .idea = idea, .launch = run, .sums = sums, .traits = traits};
 }
@@ -53,39 +50,9 @@ Sums sums_v5(int64_t, int C, int) {
     return {.row = (double)V + std::bit_width((unsigned)ceil_div(C, V) - 1)};
 }
 
-// Welford's updates of mean and squares have about 4 roundings each; doubled, as an error of the running mean
-// goes into the squares too.
-constexpr int kRoundings = 2 * 4;
-Sums sums_torch_rowwise(int64_t, int C, int) {
-    int updates = ceil_div(C, torch_rowwise::kMomentsBlock) + 2 * kShuffles;
-    return {.row = (double)kRoundings * updates, .from_first = false};
-}
-Sums sums_torch(int64_t N, int C, int block) {
-    constexpr int V = torch_vectorized::kVector, kThreads = torch_vectorized::kWarps * kWarp;
-    if (C % V != 0) { return sums_torch_rowwise(N, C, block); }
-    int updates = V * ceil_div(C, kThreads * V) + kShuffles + 2;  // 2: log2 of the warps
-    return {.row = (double)kRoundings * updates, .from_first = false};
-}
-// A running mean is rounded at every update: among subnormals by their spacing, for which mean_bound() has
-// room only once or twice.
-bool no_subnormals(const Problem& p) { return p.inputs != kInputsNames[(int)Inputs::kDenormal]; }
-
-template <typename T>
-Sums sums_triton(int64_t, int C, int) {
-    int warps = triton::default_warps(triton::tile_columns<T>(C));
-    return {.row = block_additions<T>(C, warps * kWarp), .from_first = false};
-}
-
-// PyTorch's choice for a problem, in words
-template <typename T>
-std::string torch_choice(const TensorSet& t, const Problem& p) {
-    return torch::why(t.get<T>("out"), t.get<T>("inp"), t.find<T>("weight"), t.find<T>("bias"), p.N, p.C);
-}
-
 template <typename T>
 std::vector<Version> ladder() {
     Traits to_256{.blocks = {32, 64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}};
-    Traits welford{.blocks = {0}, .takes = no_subnormals, .nulls = true};
     std::vector<Version> ladder;
     auto add = [&](auto&&... said) { ladder.push_back(rung<T>(said...)); };
     if constexpr (is_built("v1")) {
@@ -113,18 +80,6 @@ std::vector<Version> ladder() {
         add(
             "v8", "cluster per row", [](auto... arguments) { v8::layernorm_forward<T>(arguments...); },
             sums_v8<T>, Traits{.blocks = {256, 512}});
-    }
-    if constexpr (is_built("torch")) {
-        add("torch", "as in PyTorch", torch::layernorm_forward<T>, sums_torch, welford);
-        ladder.back().remark = torch_choice<T>;
-    }
-    if constexpr (is_built("torch-rowwise")) {
-        add("torch-rowwise", "as in PyTorch's fallback", torch_rowwise::layernorm_forward<T>,
-            sums_torch_rowwise, welford);
-    }
-    if constexpr (is_built("triton")) {
-        add("triton", "as in Triton's tutorial", triton::layernorm_forward<T>, sums_triton<T>,
-            Traits{.blocks = {0}});
     }
     return with_shipped_forward<T>(std::move(ladder));
 }

@@ -180,12 +180,6 @@ public:
     T* get(std::string_view name) const {
         return require_tensor(name).template as<T>();
     }
-    // null where the problem has no such tensor
-    template <typename T>
-    T* find(std::string_view name) const {
-        const Tensor* t = tensor(name);
-        return t ? t->as<T>() : nullptr;
-    }
     // or the tensor in whose place it is; null where there is neither
     template <typename T>
     Rows<T> rows(std::string_view name, std::string_view other = "") const {

@@ -47,12 +47,6 @@ struct CallForm {
     int offset = 0;    // elements by which every tensor misses its alignment
 
     bool plain() const { return *name == 0; }
-    // no weight, no bias, neither; else plain
-    bool only_nulls() const {
-        bool others = no_statistics || no_dinp || no_dweight || no_dbias || fp32_weight || fp32_gradients ||
-                      accumulate_dinp || accumulate || in_place != 0 || pad != 0 || offset != 0;
-        return (no_weight || no_bias) && !others;
-    }
 };
 
 // what a tensor's elements belong to

@@ -42,8 +42,6 @@ inline double known_roof_us(const std::string& gpu, double stream_bytes, int rea
     return NAN;
 }
 
-constexpr int kMaxReads = 3, kMaxWrites = 2;
-
 struct Roof {
     Times us;
     double bytes = 0;  // of all streams

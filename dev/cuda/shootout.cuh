@@ -23,14 +23,10 @@ struct Traits {
     std::vector<int> blocks = {32, 64, 128, 256, 512, 1024};  // its launch knob, as tried; {0}: it has none
     bool (*takes)(const Problem&) = takes_all;  // false: left out (a launcher may also refuse, by require())
     bool (*overlaps)(const Problem&) = never;   // launched with programmatic dependent launch: so is its roof
-    bool reproducible = true;  // false: its bits may change from launch to launch, as its idea says
-    bool nulls = false;        // takes forms without weight or bias
-    bool every_form = false;   // takes every CallForm (problem.h): the shipped function
-    bool when_named = false;   // only if the command line names it: what the shipped function chooses among
+    bool every_form = false;                    // takes every CallForm (problem.h): the shipped function
+    bool when_named = false;  // only if the command line names it: what the shipped function chooses among
 
-    bool takes_form(const CallForm& form) const {
-        return form.plain() || every_form || (nulls && form.only_nulls());
-    }
+    bool takes_form(const CallForm& form) const { return form.plain() || every_form; }
 };
 
 // one step of the ladder, for one type of elements
@@ -41,7 +37,6 @@ struct Version {
     std::function<Sums(int64_t N, int C, int block)> sums;  // how it adds: what its bounds are made of
     Scratch scratch = no_scratch;
     Traits traits{};
-    std::function<std::string(const TensorSet&, const Problem&)> remark{};  // of a row of the table
 
     bool takes(const Problem& p) const { return traits.takes_form(p.form) && traits.takes(p); }
     bool wanted(const ShootoutOptions& o) const {

@@ -9,7 +9,7 @@ GPU_PROGRAMS += $(SHOOTOUTS)
 # ONLY=v2, or 2: of LayerNorm's ladders that rung alone, without the kernels that train (dev/cuda/only.h)
 ifdef ONLY
 override ONLY := $(if $(wildcard llmc/layernorm/ladder/*/v$(ONLY).*),v)$(ONLY)
-$(if $(filter ship,$(ONLY))$(wildcard llmc/layernorm/ladder/*/$(subst -,_,$(ONLY)).*),,\
+$(if $(filter ship,$(ONLY))$(wildcard llmc/layernorm/ladder/*/$(ONLY).*),,\
     $(error ONLY=$(ONLY): no such rung in llmc/layernorm/ladder/))
 ALONE := $(filter %layernorm_forward %layernorm_backward,$(SHOOTOUTS))
 ALONE_BUILD := $(BUILD)/only/$(ONLY)

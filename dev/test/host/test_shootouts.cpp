@@ -55,14 +55,6 @@ TEST_CASE("JSON: quotes are escaped, what is not a number is null, the file hold
                          "--json: cannot write /nowhere/at/all.json: No such file or directory", Error);
 }
 
-TEST_CASE("forms: those that leave out weight or bias and nothing else") {
-    CHECK_FALSE(CallForm{}.only_nulls());
-    int nulls = 0;
-    for (const CallForm& form : layernorm_forms(false)) { nulls += form.only_nulls(); }
-    CHECK(nulls == 3);
-    CHECK_FALSE(CallForm{.no_weight = true, .pad = 1}.only_nulls());
-}
-
 // ---- options -----------------------------------------------------------------------------------
 
 TEST_CASE("a watchdog barks where what it watches does not end in time") {
