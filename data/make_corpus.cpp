@@ -179,11 +179,7 @@ int main(int argc, char** argv) {
     t.add("--seed S", &options.seed, {0, 0x1p64}, "which stories");
     t.add("--show N", &options.show, {0, 1'000'000},
           "print the first N stories of train.bin and write nothing");
-    try {
-        if (t.parse(argc, argv)) { run(options); }
-        return kExitDone;
-    } catch (const Error& e) {
-        std::fprintf(stderr, "make_corpus: %s\n", terminal_text(e.what()).c_str());
-        return e.exit_code;
-    }
+    if (t.parse(argc, argv)) { run(options); }
+    return kExitDone;
+});
 }

@@ -111,23 +111,15 @@ void make_hellaswag(const Settings& settings) {
 }  // namespace llmc
 
 int main(int argc, char** argv) {
-    llmc::open_standard_streams();
-    llmc::ignore_write_signals();
-    llmc::Settings settings;
-    llmc::Table t("data/make_hellaswag", llmc::kDescription, llmc::kFooter);
-    t.add("input", &settings.input, {.required = true}, "a file of JSONL, or - for standard input");
-    t.add("--out FILE", &settings.out, {.required = true}, "the file to write");
-    t.add("--tokenizer PATH", &settings.tokenizer,
-          "the model's: a folder or file as of data/make_shards; without it, bytes");
-    try {
-        if (!t.parse(argc, argv)) { return llmc::kExitDone; }
-        llmc::make_hellaswag(settings);
-    } catch (const llmc::Error& e) {
-        std::fprintf(stderr, "make_hellaswag: %s\n", llmc::terminal_text(e.what()).c_str());
-        return e.exit_code;
-    } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "make_hellaswag: out of memory\n");
-        return llmc::kExitDevice;
-    }
-    return llmc::kExitDone;
+    return llmc::run_program("make_hellaswag", "Use a smaller input.", [&] {
+        llmc::ignore_write_signals();
+        llmc::Settings settings;
+        llmc::Table t("data/make_hellaswag", llmc::kDescription, llmc::kFooter);
+        t.add("input", &settings.input, {.required = true}, "a file of JSONL, or - for standard input");
+        t.add("--out FILE", &settings.out, {.required = true}, "the file to write");
+        t.add("--tokenizer PATH", &settings.tokenizer,
+              "the model's: a folder or file as of data/make_shards; without it, bytes");
+        if (t.parse(argc, argv)) { llmc::make_hellaswag(settings); }
+        return llmc::kExitDone;
+    });
 }

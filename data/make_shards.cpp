@@ -367,6 +367,7 @@ void make_shards(const Settings& settings) {
 }  // namespace llmc
 
 int main(int argc, char** argv) {
+<<<<<<< HEAD
     llmc::open_standard_streams();
     llmc::ignore_write_signals();  // its temporaries would stay
     llmc::Settings settings;
@@ -389,15 +390,15 @@ int main(int argc, char** argv) {
           "tokens in a shard, which is held in memory");
     try {
         if (!t.parse(argc, argv)) { return llmc::kExitDone; }
+=======
+    return llmc::run_program("make_shards", "Use a smaller --shard-tokens.", [&] {
+        llmc::ignore_write_signals();  // its temporaries would stay
+        llmc::Settings settings;
+        if (!llmc::parse(argc, argv, &settings)) { return llmc::kExitDone; }
+>>>>>>> 4c0dbf1b (One place makes messages and exit codes of what the mains throw; 16-bit formats are written once)
         llmc::stop_on_signals();
         llmc::settle_threads();
         llmc::make_shards(settings);
-    } catch (const llmc::Error& e) {
-        std::fprintf(stderr, "make_shards: %s\n", llmc::terminal_text(e.what()).c_str());
-        return e.exit_code;
-    } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "make_shards: out of memory: use a smaller --shard-tokens\n");
-        return llmc::kExitDevice;
-    }
-    return llmc::kExitDone;
+        return llmc::kExitDone;
+    });
 }

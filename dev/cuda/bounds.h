@@ -10,6 +10,8 @@
 #include <limits>
 #include <vector>
 
+#include "llmc/host/base/floats.h"
+
 namespace llmc {
 
 // ---- number formats: described rather than built in, so that everything but the launches is type-erased: a value is a
@@ -56,31 +58,13 @@ inline double round_to(double x, const Format& f) {
 inline uint64_t encode(double value, const Format& f) {
     if (f.bytes == 8) { return std::bit_cast<uint64_t>(value); }
     if (f.bytes == 4) { return std::bit_cast<uint32_t>((float)value); }
-    uint64_t sign = (uint64_t)std::signbit(value) << (8 * f.bytes - 1);
-    uint64_t infinity = (uint64_t)(2 * f.max_exponent + 1) << f.mantissa_bits();
-    if (std::isnan(value)) { return sign | infinity | 1ull << (f.mantissa_bits() - 1); }
-    if (std::isinf(value)) { return sign | infinity; }
-    if (value == 0) { return sign; }
-    int exponent = std::max(std::ilogb(value), f.min_exponent());
-    uint64_t units = (uint64_t)std::ldexp(std::fabs(value), f.mantissa_bits() - exponent);
-    // a normal number's hidden bit carries into the exponent field and makes it exponent + max_exponent
-    return sign | (((uint64_t)(exponent + f.max_exponent - 1) << f.mantissa_bits()) + units);
+    return f.max_exponent == 127 ? to_bf16((float)value) : to_fp16((float)value);
 }
 
 inline double decode(uint64_t bits, const Format& f) {
     if (f.bytes == 8) { return std::bit_cast<double>(bits); }
     if (f.bytes == 4) { return std::bit_cast<float>((uint32_t)bits); }
-    if (f.max_exponent == 127) { return std::bit_cast<float>((uint32_t)bits << 16); }
-    double sign = bits >> (8 * f.bytes - 1) ? -1 : 1;
-    int field = (int)(bits >> f.mantissa_bits()) & (2 * f.max_exponent + 1);
-    uint64_t mantissa = bits & ((1ull << f.mantissa_bits()) - 1);
-    if (field == 2 * f.max_exponent + 1) {
-        return mantissa ? std::numeric_limits<double>::quiet_NaN()
-                        : sign * std::numeric_limits<double>::infinity();
-    }
-    uint64_t hidden = field > 0 ? 1ull << f.mantissa_bits() : 0;
-    return sign *
-           std::ldexp((double)(mantissa | hidden), std::max(field, 1) - f.max_exponent - f.mantissa_bits());
+    return f.max_exponent == 127 ? from_bf16((uint16_t)bits) : from_fp16((uint16_t)bits);
 }
 
 inline uint64_t load_bits(const std::byte* raw, int64_t i, const Format& f) {

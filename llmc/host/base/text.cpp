@@ -8,6 +8,7 @@
 #include <bit>
 #include <csignal>
 #include <iostream>
+#include <new>
 
 #include "llmc/host/base/error.h"
 
@@ -99,6 +100,21 @@ void open_standard_streams() {
     for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
         if (fcntl(fd, F_GETFD) < 0) { (void)!open("/dev/null", O_RDWR); }  // takes the lowest free number
     }
+}
+
+int run_program(const char* name, const char* cure, const std::function<int()>& program) {
+    open_standard_streams();
+    const auto fail = [&](const std::string& why, int exit_code) {
+        std::fflush(stdout);
+        put_text(stderr, fmt::format("{}: {}\n", name, why));
+        return exit_code;
+    };
+    try {
+        return program();
+    } catch (const Error& e) { return fail(e.what(), e.exit_code); } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "%s: out of memory. %s\n", name, cure);  // which takes none
+        return kExitDevice;
+    } catch (const std::exception& e) { return fail(std::string("unexpected: ") + e.what(), kExitDevice); }
 }
 
 void require_printed() {

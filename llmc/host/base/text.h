@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -40,6 +41,10 @@ std::string count_text(int64_t n);
 // Opens those of descriptors 0, 1 and 2 that a shell has closed (`program >&-`) on /dev/null. The first file that a program
 // opens would otherwise get the number of its standard output, and what it prints. Call it first in main.
 void open_standard_streams();
+
+// What the mains share: opens the standard streams, calls the program, and makes a message and an exit code of what it throws.
+// cure: for want of memory.
+int run_program(const char* name, const char* cure, const std::function<int()>& program);
 
 // What has been printed is where it should be, or an Error (kExitSaveFailed): the disk is full, say. If nobody reads the
 // pipe any more, as after "| head", SIGPIPE ends the program, as it ends other programs.
