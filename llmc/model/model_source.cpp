@@ -1,7 +1,6 @@
 // A model's numbers on their way: see model_source.h.
 #include "llmc/model/model_source.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "llmc/host/base/error.h"
@@ -49,17 +48,11 @@ void require_finite_results(const char* what, std::span<const float> values) {
 }
 
 void load_model(const ModelSource& source, const WriteTensor& write) {
-    constexpr int64_t kPiece = 1 << 20;
-    std::vector<float> piece((size_t)std::min(kPiece, file_elements(source.config())));
-    for (int t = 0; t < kNumTensors; t++) {
-        const int64_t total = tensor_total(source.config(), t);
-        for (int64_t first = 0; first < total; first += kPiece) {
-            const std::span<float> values(piece.data(), (size_t)std::min(kPiece, total - first));
-            source.read(t, first, values);
-            require_finite_input(source.path(), State::kParameter, t, first, values);
-            write(State::kParameter, t, first, values);
-        }
-    }
+    for_each_file_piece(source.config(), [&](int tensor, int64_t first, std::span<float> values) {
+        source.read(tensor, first, values);
+        require_finite_input(source.path(), State::kParameter, tensor, first, values);
+        write(State::kParameter, tensor, first, values);
+    });
 }
 
 std::unique_ptr<Model> make_model(const ModelFactory& factory, const ModelSource& source, int B, int T) {

@@ -1,5 +1,6 @@
 // A model's numbers on their way: where its parameters come from, whatever the format; none that is not finite passes.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,6 +45,19 @@ public:
     virtual FloatType type() const = 0;  // of what is stored
     virtual HfFacts facts() const { return {}; }
 };
+
+// visit(tensor, first, values) for all tensors in file order, in pieces; values: room for them
+template <typename Visit>
+void for_each_file_piece(const GPT2Config& config, Visit visit) {
+    constexpr int64_t kPiece = 1 << 20;  // elements
+    std::vector<float> piece((size_t)std::min(kPiece, file_elements(config)));
+    for (int t = 0; t < kNumTensors; t++) {
+        const int64_t total = tensor_total(config, t);
+        for (int64_t first = 0; first < total; first += kPiece) {
+            visit(t, first, std::span(piece).first((size_t)std::min(kPiece, total - first)));
+        }
+    }
+}
 
 // Hands all parameters on in pieces. Throws Error(kExitBadInput) naming the first that is not finite.
 using WriteTensor =

@@ -242,25 +242,12 @@ std::optional<Descent> descent_of_log(const std::string& log, const std::string&
 
 namespace {
 
-constexpr int64_t kPiece = 1 << 20;  // elements moved at a time
 constexpr const char *kModelFile = "model.safetensors", *kConfigFile = "config.json",
                      *kOptimizerFile = "optimizer.safetensors", *kRecordFile = "run.json",
                      *kManifest = "MANIFEST";
 constexpr const char* kFiles[] = {kModelFile, kConfigFile, kOptimizerFile, kRecordFile};  // MANIFEST's lines
 constexpr const char* kMaximaName = "fp8_maxima";
 constexpr int64_t kMostManifestBytes = 1 << 16, kMostRecordBytes = 1 << 24;
-
-// visit(tensor, first, values) for all tensors in file order, in pieces; values: room for them
-template <typename Visit>
-void for_each_piece(const GPT2Config& config, Visit visit) {
-    std::vector<float> piece((size_t)std::min(kPiece, file_elements(config)));
-    for (int t = 0; t < kNumTensors; t++) {
-        const int64_t total = tensor_total(config, t);
-        for (int64_t first = 0; first < total; first += kPiece) {
-            visit(t, first, std::span(piece).first((size_t)std::min(kPiece, total - first)));
-        }
-    }
-}
 
 // the six sizes in a header, from its third word on, each range-checked, and the rules between them
 GPT2Config read_config(const HeaderReader& header) {
@@ -324,7 +311,7 @@ void write_model_file(const std::string& path, const GPT2Config& config, int32_t
     FileWriter out(path);
     out.write(header, sizeof(header));
     std::vector<uint16_t> narrow;
-    for_each_piece(config, [&](int tensor, int64_t first, std::span<float> values) {
+    for_each_file_piece(config, [&](int tensor, int64_t first, std::span<float> values) {
         read(State::kParameter, tensor, first, values);
         if (version == kModelBf16) {  // a large number may become infinity
             narrow.resize(values.size());
@@ -595,7 +582,7 @@ void Checkpoint::read(State state, int tensor, int64_t first, std::span<float> v
 
 void load_checkpoint(const Checkpoint& checkpoint, const WriteTensor& write) {
     for (State state : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
-        for_each_piece(checkpoint.config(), [&](int tensor, int64_t first, std::span<float> values) {
+        for_each_file_piece(checkpoint.config(), [&](int tensor, int64_t first, std::span<float> values) {
             if (!checkpoint.holds(state, tensor)) { return; }
             checkpoint.read(state, tensor, first, values);
             write(state, tensor, first, values);
