@@ -160,26 +160,29 @@ void run(const CorpusOptions& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    open_standard_streams();
-    ignore_write_signals();
-    CorpusOptions options;
-    Table t(
-        "data/make_corpus",
-        "Writes the sample corpus: short English-like stories from a grammar, so that the entropy of the\n"
-        "text is known and a model's loss can be compared with the lowest possible one. Same seed, same\n"
-        "bytes, anywhere. Writes DIR/train.bin and DIR/val.bin (token shards, one token per byte, 256 = end\n"
-        "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a sum).",
-        "Example: PROGRAM --seed 7 --out /tmp/corpus\n"
-        "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin\n");
-    t.add("--out DIR", &options.out, "folder to write to, made if missing");
-    t.add("--train-bytes N", &options.train_bytes, {10'000, (double)kMostBytes},
-          "bytes of text in train.bin, up to whole stories");
-    t.add("--val-bytes N", &options.val_bytes, {1'000, (double)kMostBytes},
-          "bytes of text in val.bin, up to whole stories");
-    t.add("--seed S", &options.seed, {0, 0x1p64}, "which stories");
-    t.add("--show N", &options.show, {0, 1'000'000},
-          "print the first N stories of train.bin and write nothing");
-    if (t.parse(argc, argv)) { run(options); }
-    return kExitDone;
-});
+    return run_program("make_corpus", "Use a smaller --train-bytes.", [&] {
+        ignore_write_signals();
+        CorpusOptions options;
+        Table t(
+            "data/make_corpus",
+            "Writes the sample corpus: short English-like stories from a grammar, so that the entropy of "
+            "the\n"
+            "text is known and a model's loss can be compared with the lowest possible one. Same seed, same\n"
+            "bytes, anywhere. Writes DIR/train.bin and DIR/val.bin (token shards, one token per byte, 256 = "
+            "end\n"
+            "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a "
+            "sum).",
+            "Example: PROGRAM --seed 7 --out /tmp/corpus\n"
+            "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin\n");
+        t.add("--out DIR", &options.out, "folder to write to, made if missing");
+        t.add("--train-bytes N", &options.train_bytes, {10'000, (double)kMostBytes},
+              "bytes of text in train.bin, up to whole stories");
+        t.add("--val-bytes N", &options.val_bytes, {1'000, (double)kMostBytes},
+              "bytes of text in val.bin, up to whole stories");
+        t.add("--seed S", &options.seed, {0, 0x1p64}, "which stories");
+        t.add("--show N", &options.show, {0, 1'000'000},
+              "print the first N stories of train.bin and write nothing");
+        if (t.parse(argc, argv)) { run(options); }
+        return kExitDone;
+    });
 }

@@ -367,35 +367,28 @@ void make_shards(const Settings& settings) {
 }  // namespace llmc
 
 int main(int argc, char** argv) {
-<<<<<<< HEAD
-    llmc::open_standard_streams();
-    llmc::ignore_write_signals();  // its temporaries would stay
-    llmc::Settings settings;
-    llmc::Table t("data/make_shards", llmc::kDescription, llmc::kFooter);
-    t.add("inputs", &settings.inputs, {.required = true, .repeats = true},
-          "files of text or JSON lines, folders, or - for standard input");
-    t.add("--out PREFIX", &settings.out, {.required = true},
-          "how the names of the shards begin; their folder is made");
-    t.add("--tokenizer PATH", &settings.tokenizer, "a file or folder, see below; without it, bytes");
-    t.add("--documents NAME", &settings.documents, {.choices = "file paragraph line"},
-          "what an end of text goes before");
-    t.add("--json-field NAME", &settings.json_field, {.rivals = "documents as-is"},
-          "the input is JSON lines (JSONL): the name of each object's text, which is a document; without "
-          "--documents and --as-is");
-    t.add("--skip-bad-lines", &settings.skip_bad_lines, {.needed = "json-field"},
-          "with --json-field: leave out the lines without such a text, count them, and name the first three");
-    t.add("--as-is", &settings.as_is, "take compressed, binary and HTML files, too, byte by byte");
-    t.add("--val-fraction X", &settings.val_fraction, {0, 0.9}, "part that validation gets; 0 = none");
-    t.add("--shard-tokens N", &settings.shard_tokens, {16, (double)llmc::kMaxShardTokens, "tokens"},
-          "tokens in a shard, which is held in memory");
-    try {
-        if (!t.parse(argc, argv)) { return llmc::kExitDone; }
-=======
     return llmc::run_program("make_shards", "Use a smaller --shard-tokens.", [&] {
         llmc::ignore_write_signals();  // its temporaries would stay
         llmc::Settings settings;
-        if (!llmc::parse(argc, argv, &settings)) { return llmc::kExitDone; }
->>>>>>> 4c0dbf1b (One place makes messages and exit codes of what the mains throw; 16-bit formats are written once)
+        llmc::Table t("data/make_shards", llmc::kDescription, llmc::kFooter);
+        t.add("inputs", &settings.inputs, {.required = true, .repeats = true},
+              "files of text or JSON lines, folders, or - for standard input");
+        t.add("--out PREFIX", &settings.out, {.required = true},
+              "how the names of the shards begin; their folder is made");
+        t.add("--tokenizer PATH", &settings.tokenizer, "a file or folder, see below; without it, bytes");
+        t.add("--documents NAME", &settings.documents, {.choices = "file paragraph line"},
+              "what an end of text goes before");
+        t.add("--json-field NAME", &settings.json_field, {.rivals = "documents as-is"},
+              "the input is JSON lines (JSONL): the name of each object's text, which is a document; without "
+              "--documents and --as-is");
+        t.add("--skip-bad-lines", &settings.skip_bad_lines, {.needed = "json-field"},
+              "with --json-field: leave out the lines without such a text, count them, and name the first "
+              "three");
+        t.add("--as-is", &settings.as_is, "take compressed, binary and HTML files, too, byte by byte");
+        t.add("--val-fraction X", &settings.val_fraction, {0, 0.9}, "part that validation gets; 0 = none");
+        t.add("--shard-tokens N", &settings.shard_tokens, {16, (double)llmc::kMaxShardTokens, "tokens"},
+              "tokens in a shard, which is held in memory");
+        if (!t.parse(argc, argv)) { return llmc::kExitDone; }
         llmc::stop_on_signals();
         llmc::settle_threads();
         llmc::make_shards(settings);

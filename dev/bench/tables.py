@@ -385,7 +385,7 @@ def take_attention_ladder(found):
     rows += [{"op": op, "version": "roof", "idea": part, "shape": where(roof), "us": Number(f"{roof[part + ' us']:.1f}")}
              for roof in found["roofs"] for part in ("products", "exponentials", "bytes")]
     head = {"gpu": context["gpu"], "cuda": context["cuda_runtime"], "driver": context["driver"], "date": context["date"][:10],
-            "commit": head_commit(), "command": "dev/cuda/OP --cold"}
+            "commit": head_commit(), "command": "dev/cuda/OP"}
     return store("ladder/attention", head | {"rows": sorted(old + rows, key=lambda row: row["op"], reverse=True)})
 
 

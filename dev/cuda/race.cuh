@@ -68,8 +68,9 @@ struct Contest {
     const Problem& problem;
     Ring& ring;
 
-    Replay replay(const Version& version, int block, int sets) const {
-        return Replay(sets, [&, block](int set) { version.launch(ring.sets[set], problem, block); });
+    Replay replay(const Version& version, int block) const {
+        return Replay((int)ring.sets.size(),
+                      [&, block](int set) { version.launch(ring.sets[set], problem, block); });
     }
 };
 
@@ -77,7 +78,7 @@ inline int fastest_block(const Contest& c, const Version& version, const std::ve
     if (blocks.size() == 1) { return blocks.front(); }
     std::map<double, int> by_time;
     for (int block : blocks) {
-        Replay replay = c.replay(version, block, (int)c.ring.sets.size());
+        Replay replay = c.replay(version, block);
         by_time.emplace(replay.time(1, kSweepReplays).median, block);
     }
     return by_time.begin()->second;
@@ -135,12 +136,9 @@ inline Row race_version(const Contest& c, const Version& version, const Roof& ro
         return row;
     }
     row.block = fastest_block(c, version, findings.blocks);
-    Replay replay = c.replay(version, row.block, (int)c.ring.sets.size());
+    Replay replay = c.replay(version, row.block);
     row.launches = replay.launches();
     row.us = replay.time(kWarmupReplays, kReplays);
-    if (c.options.warm()) {
-        row.warm_us = c.replay(version, row.block, 1).time(kWarmupReplays, kReplays).median;
-    }
     row.bit_exact = bits_after(c, version, row.block, replay);
     row.ok = row.bit_exact.starts_with("yes");
     return row;
@@ -219,7 +217,7 @@ struct Race {
     }
     Columns columns(const Row& row) const {
         auto of = options.latency ? latency_columns : options.sweep ? sweep_columns : table_columns;
-        return of(row, options.warm());
+        return of(row);
     }
     void print_head(double flops = 0) const { std::printf("%s", head_of(columns({.flops = flops})).c_str()); }
     void finish(const Row& row) {

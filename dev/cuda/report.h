@@ -38,7 +38,6 @@ struct Row {
     int C = 0, T = 0, block = 0;  // T: tokens of a sequence, of which N are; 0: the op has none
     int launches = 0;             // in a replay
     Times us{};
-    double warm_us = NAN;
     double useful_bytes = 0, flops = 0;  // flops: of an op that is not a matter of bytes alone
     double roof_us = NAN;
     bool roof_counts = true;  // not slower than is known of this GPU
@@ -69,29 +68,26 @@ struct Column {
 };
 using Columns = std::vector<Column>;
 
-inline Columns table_columns(const Row& row, bool warm) {
+inline Columns table_columns(const Row& row) {
     const bool flops = row.flops > 0;
-    Columns columns = {{"version", -50, row.version + "  " + row.idea},
-                       {"block", 5, row.block ? fmt::format("{}", row.block) : "-"},
-                       {"us", 10, cell("%.2f", row.us.median)},
-                       {"p20", 10, cell("%.2f", row.us.p20)},
-                       {"p80", 10, cell("%.2f", row.us.p80)},
-                       {"warm us", 10, cell("%.2f", row.warm_us)},
-                       {flops ? "TF/s" : "GB/s", 6, cell("%.0f", flops ? row.tflop_per_s() : row.gb_per_s())},
-                       {"% roof", 7, cell("%.1f", row.percent_of_roof())},
-                       {"err/bound", 11, cell("%.4f", row.error_over_bound)}};
-    if (!warm) { columns.erase(columns.begin() + 5); }
-    return columns;
+    return {{"version", -50, row.version + "  " + row.idea},
+            {"block", 5, row.block ? fmt::format("{}", row.block) : "-"},
+            {"us", 10, cell("%.2f", row.us.median)},
+            {"p20", 10, cell("%.2f", row.us.p20)},
+            {"p80", 10, cell("%.2f", row.us.p80)},
+            {flops ? "TF/s" : "GB/s", 6, cell("%.0f", flops ? row.tflop_per_s() : row.gb_per_s())},
+            {"% roof", 7, cell("%.1f", row.percent_of_roof())},
+            {"err/bound", 11, cell("%.4f", row.error_over_bound)}};
 }
-inline Columns sweep_columns(const Row& row, bool warm) {
-    Columns columns = table_columns(row, warm);
+inline Columns sweep_columns(const Row& row) {
+    Columns columns = table_columns(row);
     columns[0] = {"version", -8, row.version};
     columns[3] = {"roof us", 10, cell("%.2f", row.roof_us)};
     columns[4] = {"N x C", 12, fmt::format("{}x{}", row.N, row.C)};
     std::rotate(columns.begin() + 1, columns.begin() + 4, columns.begin() + 5);
     return columns;
 }
-inline Columns latency_columns(const Row& row, bool) {
+inline Columns latency_columns(const Row& row) {
     return {{"version", -8, row.version},
             {"C", 7, fmt::format("{}", row.C)},
             {"dtype", 5, row.dtype},
@@ -156,7 +152,7 @@ inline std::string json_row(const Row& row) {
     o.set("op", row.op).set("version", row.version).set("idea", row.idea).set("dtype", row.dtype);
     o.set({{"N", (double)row.N}, {"C", row.C}, {"block", row.block}, {"launches_per_replay", row.launches}});
     if (row.T > 0) { o.set({{"T", row.T}, {"flops", row.flops}, {"tflop_per_s", row.tflop_per_s()}}); }
-    o.set({{"us", row.us.median}, {"p20_us", row.us.p20}, {"p80_us", row.us.p80}, {"warm_us", row.warm_us}});
+    o.set({{"us", row.us.median}, {"p20_us", row.us.p20}, {"p80_us", row.us.p80}});
     o.set({{"useful_bytes", row.useful_bytes}, {"gb_per_s", row.gb_per_s()}});
     o.set("roof", row.roof).set({{"roof_us", row.roof_us}, {"percent_of_roof", row.percent_of_roof()}});
     o.set({{"error_over_bound", row.error_over_bound}}).set("roof_counts", row.roof_counts);

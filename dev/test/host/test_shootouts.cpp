@@ -28,14 +28,13 @@ TEST_CASE("percentiles") {
 
 TEST_CASE("a row: bandwidth and share of the roof, dashes where nothing was measured") {
     Row row{.version = "v2", .idea = "warp per row", .block = 256, .useful_bytes = 200e6, .roof_us = 50};
-    auto line = [&](bool warm) { return line_of(table_columns(row, warm), row); };
-    CHECK(line(false).find(" -       -           - -\n") != std::string::npos);
+    auto line = [&] { return line_of(table_columns(row), row); };
+    CHECK(line().find(" -       -           - -\n") != std::string::npos);
     row.us = Times(std::vector<double>(21, 100.0));
     CHECK(row.gb_per_s() == doctest::Approx(2000));
     CHECK(row.percent_of_roof() == doctest::Approx(50));
-    CHECK(line(false).size() == line(true).size() - 11);
     row.ok = false;
-    CHECK(line(false).ends_with("WRONG\n"));
+    CHECK(line().ends_with("WRONG\n"));
 }
 
 TEST_CASE("JSON: quotes are escaped, what is not a number is null, the file holds rows and context") {
@@ -89,9 +88,8 @@ TEST_CASE("options of the shootouts") {
     CHECK(o.command ==
           "layernorm_forward 2 v3 --shape 65536x768,8x1 --dtype=bf16,fp16 --block 128 --json a.json");
     CHECK((parse({}).wants("v1") && !parse({}).check));
-    CHECK((parse({"--check"}).check && parse({}).warm() && !parse({"--cold"}).warm()));
-    ShootoutOptions latency = parse({"--latency"});
-    CHECK((latency.latency && !latency.warm() && !parse({}).latency));
+    CHECK(parse({"--check"}).check);
+    CHECK((parse({"--latency"}).latency && !parse({}).latency));
 
     auto complaint = [&](std::vector<const char*> words) -> std::string {
         const Error error = error_of([&] { parse(words); });

@@ -411,7 +411,7 @@ TEST_CASE("attention's shapes: sequences x heads x tokens; operations instead of
     Row row{.T = 4, .flops = 2e9};
     row.us = Times(std::vector<double>(21, 100.0));
     CHECK(row.tflop_per_s() == doctest::Approx(20));
-    CHECK(line_of(table_columns(row, false), row).find("   20 ") != std::string::npos);
-    CHECK(head_of(table_columns(row, false)).find("TF/s") != std::string::npos);
+    CHECK(line_of(table_columns(row), row).find("   20 ") != std::string::npos);
+    CHECK(head_of(table_columns(row)).find("TF/s") != std::string::npos);
     CHECK(json_row(row).find("\"tflop_per_s\": 20,") != std::string::npos);
 }

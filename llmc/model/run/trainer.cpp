@@ -487,46 +487,20 @@ StepNumbers StepClock::numbers(const StepResult& r, const RunPlan& plan, int seq
     return n;
 }
 
-<<<<<<< HEAD
 int run_main(int argc, char** argv, const TrainProgram& p) {
-    open_standard_streams();
-    wait_politely(argv);
-    std::signal(SIGXFSZ, SIG_IGN);  // it would end a sub-command without a word; now the write fails instead
-    try {
-        if (std::optional<int> done = p.command(argc, argv)) { return *done; }  // a signal ends it at once
-=======
-int run_main(const char* name, Program program, int argc, char** argv,
-             const std::function<int(const Options&, char**)>& train,
-             const std::function<std::optional<int>(int, char**)>& command) {
-    return run_program(name, "Use a smaller --batch, --seq-len or --model.", [&] {
+    return run_program(p.name, "Use a smaller --batch, --seq-len or --model.", [&] {
         wait_politely(argv);
         // it would end a sub-command without a word; now the write fails instead
         std::signal(SIGXFSZ, SIG_IGN);
-        if (std::optional<int> done = command(argc, argv)) { return *done; }  // a signal ends it at once
->>>>>>> 4c0dbf1b (One place makes messages and exit codes of what the mains throw; 16-bit formats are written once)
+        if (std::optional<int> done = p.command(argc, argv)) { return *done; }  // a signal ends it at once
         ignore_write_signals();
         const std::optional<Options> options = parse_options(argc, argv, p.program);
         if (!options) { return kExitDone; }
         catch_run_signals();
-<<<<<<< HEAD
         const int gpus = p.require_gpus != nullptr ? p.require_gpus() : 0;  // before the data is read
         if (!options->profile.empty()) { return p.profile(*options); }
         return run_ranks(*options, p.name, argv, gpus, std::bind_front(train_in_rank, p));
-    } catch (const Error& e) {
-        std::fflush(stdout);
-        put_text(stderr, fmt::format("{}: {}\n", p.name, e.what()));
-        return e.exit_code;
-    } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "%s: out of memory. Use a smaller --batch, --seq-len or --model.\n", p.name);
-        return kExitDevice;
-    } catch (const std::exception& e) {
-        put_text(stderr, fmt::format("{}: unexpected: {}\n", p.name, e.what()));
-        return kExitDevice;
-    }
-=======
-        return train(options, argv);
     });
->>>>>>> 4c0dbf1b (One place makes messages and exit codes of what the mains throw; 16-bit formats are written once)
 }
 
 int train_in_rank(const TrainProgram& p, const Options& options, Comm& comm) {
