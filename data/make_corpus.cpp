@@ -157,23 +157,22 @@ void run(const CorpusOptions& options) {
     std::printf("wrote %s/train.bin val.bin val.json in %.2f s\n", options.out.c_str(), seconds.count());
 }
 
+constexpr const char* kDescription =
+    "Writes the sample corpus: short English-like stories from a grammar, so that the entropy of the\n"
+    "text is known and a model's loss can be compared with the lowest possible one. Same seed, same\n"
+    "bytes, anywhere. Writes DIR/train.bin and DIR/val.bin (token shards, one token per byte, 256 = end\n"
+    "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a sum).";
+constexpr const char* kFooter =
+    "Example: PROGRAM --seed 7 --out /tmp/corpus\n"
+    "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin\n";
+
 }  // namespace
 
 int main(int argc, char** argv) {
     return run_program("make_corpus", "Use a smaller --train-bytes.", [&] {
         ignore_write_signals();
         CorpusOptions options;
-        Table t(
-            "data/make_corpus",
-            "Writes the sample corpus: short English-like stories from a grammar, so that the entropy of "
-            "the\n"
-            "text is known and a model's loss can be compared with the lowest possible one. Same seed, same\n"
-            "bytes, anywhere. Writes DIR/train.bin and DIR/val.bin (token shards, one token per byte, 256 = "
-            "end\n"
-            "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a "
-            "sum).",
-            "Example: PROGRAM --seed 7 --out /tmp/corpus\n"
-            "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin\n");
+        Table t("data/make_corpus", kDescription, kFooter);
         t.add("--out DIR", &options.out, "folder to write to, made if missing");
         t.add("--train-bytes N", &options.train_bytes, {10'000, (double)kMostBytes},
               "bytes of text in train.bin, up to whole stories");
