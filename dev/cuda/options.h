@@ -22,7 +22,6 @@ struct ShootoutOptions {
     std::string gpu = "sm_90a";     // of --explain
     std::string command;            // all that was typed
 
-    bool warm() const { return !cold && !latency; }  // whether that is a column of its own
     bool wants(const std::string& version) const {
         return only.empty() || std::ranges::find(only, version) != only.end();
     }

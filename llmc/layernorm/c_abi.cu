@@ -15,7 +15,7 @@
 
 #include "llmc/cuda/c_abi.cuh"
 #include "llmc/host/base/error.h"
-#include "llmc/layernorm/fp8/layernorm_fp8.h"
+#include "llmc/layernorm/layernorm_fp8.h"
 #include "llmc/layernorm/layernorm.h"
 
 namespace {

@@ -3,7 +3,7 @@
 //   layernorm_forward_fp8 80x784 residual at 17: found .., expected .. +- .. times ..
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/host/base/fp8.h"
-#include "llmc/layernorm/fp8/layernorm_fp8.h"
+#include "llmc/layernorm/layernorm_fp8.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/fp8.h"
 

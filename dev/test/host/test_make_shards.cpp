@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <random>
 #include <string>
@@ -477,7 +478,12 @@ TEST_CASE("shard sets: all shards of a run are of one set, which depends on the 
     make_set(folder, "a", "twelve bytes");
     make_set(folder, "b", "twelve bytes");
     make_set(folder, "c", "twelve bits.");
-    auto id = [&](const std::string& name) { return TokenShard(folder / name).set_id(); };
+    auto id = [&](const std::string& name) {
+        uint64_t stored = 0;  // words 4 and 5 of the header
+        std::memcpy(&stored, read_bytes(folder / name).data() + 16, sizeof(stored));
+        CHECK(TokenShard(folder / name).set_id() == stored);
+        return stored;
+    };
     for (const char* rest : {"_train_000001.bin", "_train_000002.bin", "_val_000000.bin"}) {
         CHECK(id(std::string("a") + rest) == id("a_train_000000.bin"));
         CHECK(same_files(folder / "a" + rest, folder / "b" + rest));

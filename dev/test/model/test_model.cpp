@@ -241,6 +241,12 @@ TEST_CASE("model: a gradient whose square overflows changes nothing, unless it i
     CHECK_FALSE(step(&model, {&batch, 1}, {.lr = 1e-3, .clip = 1}).skipped);
 }
 
+TEST_CASE("model: what only the GPU's has is refused") {
+    for (const ModelSettings& settings : {ModelSettings{.recompute = Recompute::kGelu}, {.tf32 = true}}) {
+        CHECK(error_of([&] { GPT2Cpu(tiny_config(), 1, 2, settings); }).exit_code == kExitUsage);
+    }
+}
+
 TEST_CASE("model: the same run gives the same bits") {
     for (bool muon : {false, true}) { check_same_run<GPT2Cpu>(tiny_config(), 4, 9, {.muon = muon}); }
 }
@@ -254,6 +260,20 @@ TEST_CASE("model: results come in order, once each") {
 // ---- the reference -----------------------------------------------------------------------------
 
 namespace {
+
+// All nonzero values need at most so many significant bits, or few do: by chance a double has 8 with a probability
+// of 2^-45, a sum of a few rounded numbers more often.
+void check_rounded(const std::string& name, const std::vector<double>& x, bool rounded, int bits = 8) {
+    int64_t within = 0, all = 0;
+    for (double value : x) {
+        int exponent;
+        double scaled = std::ldexp(std::frexp(value, &exponent), bits);
+        within += value != 0 && scaled == std::nearbyint(scaled);
+        all += value != 0;
+    }
+    REQUIRE(all > 0);
+    CHECK_MESSAGE((rounded ? within == all : 2 * within < all), name, ": ", within, " of ", all);
+}
 
 template <typename Real>
 void check_like_cpu_model(const std::string& name) {
@@ -347,4 +367,96 @@ TEST_CASE("reference model: rounding to bf16 moves every result by about its rou
     exact.evaluate(batches[0]);
     rounded.evaluate(batches[0]);
     check_moved("logits", unpadded_logits(rounded), unpadded_logits(exact));
+}
+
+TEST_CASE("reference model: nearest bf16") {
+    const float rows[][2] = {{1.0f, 1.0f},
+                             {0x1.01p0f, 1.0f},
+                             {0x1.03p0f, 0x1.04p0f},
+                             {-0x1.03p0f, -0x1.04p0f},
+                             {0x1.010002p0f, 0x1.02p0f},
+                             {0x1.ffp0f, 2.0f},
+                             {INFINITY, INFINITY},
+                             {3.4e38f, INFINITY}};
+    for (auto [x, expected] : rows) { CHECK_MESSAGE(nearest_bf16(x) == expected, x); }
+    CHECK(std::isnan(nearest_bf16(NAN)));
+}
+
+TEST_CASE("reference model: in bf16 every activation is rounded, no statistic is") {
+    GPT2Config c = tiny_config();
+    for (Rounding rounding : {Rounding::kNone, Rounding::kBf16}) {
+        bool rounded = rounding == Rounding::kBf16;
+        ReferenceModel<double> model(c, 4, 9, rounding);
+        fill_lively(&model, 3);
+        model.evaluate(random_batch(c, 4, 9, 5));
+        check_rounded("encoded", model.encoded(), rounded);
+        check_rounded("logits", {model.logits().begin(), model.logits().end()}, rounded);
+        check_rounded("lnf", model.lnf().out, rounded);
+        for (int l = 0; l < c.num_layers; l++) {
+            const auto& a = model.layer(l);
+            for (const std::vector<double>* x :
+                 {&a.ln1.out, &a.qkv, &a.atty, &a.residual2, &a.ln2.out, &a.fch, &a.gelu, &a.residual3}) {
+                check_rounded("activation of layer " + std::to_string(l), *x, rounded);
+            }
+            for (const std::vector<double>* x :
+                 {&a.ln1.mean, &a.ln1.rstd, &a.lse, &a.ln2.mean, &a.ln2.rstd}) {
+                check_rounded("statistic of layer " + std::to_string(l), *x, false);
+            }
+        }
+    }
+}
+
+// With one token the gradient of a bias is the gradient of the activation it was added to, and that of a
+// weight the product of that and the activation it multiplied: 16 significant bits, if both were rounded
+// to 8.
+TEST_CASE("reference model: in bf16 every activation's gradient is rounded, no parameter's is") {
+    GPT2Config c = tiny_config();
+    for (Rounding rounding : {Rounding::kNone, Rounding::kBf16}) {
+        bool rounded = rounding == Rounding::kBf16;
+        ReferenceModel<double> model(c, 4, 9, rounding);
+        fill_lively(&model, 3);
+        Batch one = random_batch(c, 1, 1, 5);
+        model.forward_backward({&one, 1});
+        for (int l = 0; l < c.num_layers; l++) {
+            for (int t = kLn1w; t <= kFcprojb; t++) {
+                std::vector<float> g = layer_gradient(model, t, l);
+                bool scale = t == kLn1w || t == kLn2w;  // times xhat, which is not rounded
+                int bits = kTensors[t].matrix ? 16 : 8;
+                check_rounded(fmt::format("{}[{}]", kTensors[t].name, l), convert<double>(g),
+                              rounded && !scale, bits);
+            }
+        }
+        std::vector<float> dwte = layer_gradient(model, kWte, 0);
+        auto token = dwte.begin() + one.tokens[0] * c.channels;  // this row is a sum of two
+        std::fill(token, token + c.channels, 0.0f);
+        check_rounded("lnfb", convert<double>(layer_gradient(model, kLnfb, 0)), rounded);
+        check_rounded("wte", convert<double>(dwte), rounded, 16);
+        check_rounded("wpe", convert<double>(layer_gradient(model, kWpe, 0)), rounded);
+        std::vector<Batch> batches = two_batches(c, 4, 9, 5);
+        model.forward_backward(batches);
+        for (int t = 0; t < kNumTensors; t++) {
+            check_rounded(kTensors[t].name, convert<double>(layer_gradient(model, t, 0)), false);
+        }
+    }
+}
+
+TEST_CASE("reference model: in bf16 weights are the rounded master weights") {
+    GPT2Config c = tiny_config();
+    ReferenceModel<float> model(c, 4, 9, Rounding::kBf16), copy = model;
+    fill_lively(&model, 3);
+    std::vector<float> master = whole_state(model, State::kParameter), weights = master;
+    check_rounded("master weights", convert<double>(master), false);
+    for (int t = 0; t < kNumTensors; t++) {
+        std::vector<float> x = whole_tensor(model, State::kParameter, t);
+        std::ranges::transform(x, x.begin(), nearest_bf16);
+        copy.load(State::kParameter, t, 0, x);
+    }
+    std::vector<Batch> batches = two_batches(c, 4, 9, 5);
+    CHECK(model.forward_backward(batches) == copy.forward_backward(batches));
+    // an update smaller than half a step of bf16 is not lost: the master keeps it
+    step(&model, batches, {.lr = 1e-6, .eps = 1e-8});
+    std::vector<float> after = whole_state(model, State::kParameter);
+    int64_t moved = 0;
+    for (size_t i = 0; i < after.size(); i++) { moved += after[i] != master[i]; }
+    CHECK(moved > (int64_t)after.size() / 2);
 }

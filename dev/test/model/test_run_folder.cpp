@@ -488,6 +488,10 @@ TEST_CASE("run data: --new-data begins with the new data's first epoch, once") {
     run = p.train("parts", 8, more + "auto");  // the same line again goes on in the new data
     CHECK(run.err == "");
     p.check_same("parts", "at_once");
+    const std::string groups = four + " --batch 2 --total-batch 48 --reduce-groups 2";
+    p.train("one", 8, more + groups);
+    p.train("two", 8, more + groups + " --ranks 2");  // the other rank, too, counts from there
+    CHECK(same_files(p / "two/model.bin", p / "one/model.bin"));
     // step 4 saw the row that a new run's step 0 sees
     RunRecord record = inspect_checkpoint(p.step("parts", 8)).record;
     CHECK(record.data_start == 4);

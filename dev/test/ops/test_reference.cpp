@@ -520,6 +520,28 @@ TEST_CASE("gelu_backward: central differences; dinp may be dout; finite far out"
     }
 }
 
+TEST_CASE("attention_forward: a token changes nothing before it; the first one sees only itself") {
+    const Heads s{1, 9, 6, 2};
+    const int T = s.T, C = s.C;
+    Vector qkv = random(T * 3 * C, 1);
+    AttentionOut before = attention(qkv, s);
+    check_near("attention_forward out of the first token " + s.text(),
+               Vector(before.out.begin(), before.out.begin() + C),
+               Vector(qkv.begin() + 2 * C, qkv.begin() + 3 * C), [](size_t) { return 1e-15; });
+    for (int t = 0; t < T; t++) {
+        Vector changed = qkv;
+        for (int i = 0; i < 3 * C; i++) { changed[(size_t)t * 3 * C + i] += 1; }
+        Vector after = attention(changed, s).out;
+        for (int i = 0; i < T; i++) {
+            bool same =
+                std::equal(after.begin() + i * C, after.begin() + (i + 1) * C, before.out.begin() + i * C);
+            CHECK_MESSAGE(same == (i < t),
+                          fmt::format("attention_forward out {}: position {} {} with token {}", s.text(), i,
+                                      same ? "does not change" : "changes", t));
+        }
+    }
+}
+
 // ---- classifier ---------------------------------------------------------------------------------
 
 TEST_CASE("classifier_forward: -log softmax of the target, ignored rows, padded columns") {

@@ -1,7 +1,7 @@
 // A warp takes a row, which TMA has brought into the warp's place in shared memory while it worked on the row before. The
 // bytes go to memory by rows at once, and into a tile that leaves by columns when its rows are whole. A block lives as long
 // as there are tiles: rows of the next one arrive while this one leaves.
-#include "llmc/layernorm/fp8/layernorm_fp8.h"
+#include "llmc/layernorm/layernorm_fp8.h"
 
 #include "llmc/cuda/async_copy.cuh"
 #include "llmc/cuda/fp8.cuh"

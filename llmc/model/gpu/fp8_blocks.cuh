@@ -7,7 +7,7 @@
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/host/ranks/comm.h"
-#include "llmc/layernorm/fp8/layernorm_fp8.h"
+#include "llmc/layernorm/layernorm_fp8.h"
 #include "llmc/model/fp8_tensors.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/fp8.h"
