@@ -223,6 +223,8 @@ TEST_CASE("layernorm_backward regimes: exact sums by rings that go round") {
         const CallForm& form = i % 4 < 2 ? kFp32Added : kPlain;
         check_exact(layernorm_backward_problem(Dtype::kBf16, kRings[i], Inputs::kInteger, form));
     }
+    // the fallback: each of its warps has rows of a group
+    check_exact(layernorm_backward_problem(Dtype::kFp64, {10600, 65}, Inputs::kInteger, kAllAdded));
 }
 
 // Rows for 16 blocks, and those that their registers do not hold: several for each cluster.
