@@ -2,13 +2,14 @@
 // Decoupled weight decay, Loshchilov and Hutter 2017, arXiv:1711.05101; arithmetic as adamw_cpu in
 // reference.h.
 #pragma once
-#include <cuda_bf16.h>
 #include <compare>
 #include <cstdint>
 
 #include "llmc/cuda/types.h"
 #include "llmc/ops/fp8_scales.h"
 #include "llmc/ops/step_params.h"
+
+struct __nv_bfloat16;  // CUDA's, by its declaration alone: the CPU's model includes this
 
 namespace llmc {
 

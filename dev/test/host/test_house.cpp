@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,45 @@ TEST_CASE("rooms: every include points to its own room or to one below it in the
     CHECK(includes > 500);
     for (const auto& [room, count] : files) { CHECK_MESSAGE(count <= kMostFiles, room); }
     for (const std::string& room : rooms) { CHECK_MESSAGE(fs::exists(room), room); }
+}
+
+namespace {
+
+// what is wanted of a file's includes, of all that it reaches
+void check_without_cuda(const std::string& path, std::set<std::string>* seen) {
+    if (!seen->insert(path).second) { return; }
+    INFO(path);
+    std::ifstream source(path);
+    for (std::string line; std::getline(source, line);) {
+        for (const char* of_cuda : {"cuda", "cublas", "cupti", "nccl", "cooperative_groups"}) {
+            CHECK_FALSE(line.starts_with(std::string("#include <") + of_cuda));
+        }
+        const std::string start = "#include \"";
+        if (line.starts_with(start)) {
+            check_without_cuda(line.substr(start.size(), line.rfind('"') - start.size()), seen);
+        }
+    }
+}
+
+}  // namespace
+
+TEST_CASE("rooms: what the CPU's programs and tests include needs no header of CUDA") {
+    std::set<std::string> seen;
+    for (const char* folder : {".", "llmc", "data", "dev/test/host", "dev/test/model", "dev/test/ops",
+                               "dev/test/support", "dev/test/durability"}) {
+        const auto check = [&](const fs::directory_entry& entry) {
+            if (entry.path().extension() == ".cpp") {
+                check_without_cuda(entry.path().lexically_normal(), &seen);
+            }
+        };
+        if (std::string(folder) == "llmc") {
+            for (const auto& entry : fs::recursive_directory_iterator(folder)) { check(entry); }
+        } else {
+            for (const auto& entry : fs::directory_iterator(folder)) { check(entry); }
+        }
+    }
+    CHECK(seen.size() > 150);
+    CHECK(seen.contains("llmc/model/state_shares.h"));
 }
 
 TEST_CASE("rooms: the ratchet lets no room grow, and no number unless the commit says house:") {
