@@ -69,6 +69,36 @@ static const llmc_layernorm_backward_args backward_args = {.struct_size = sizeof
                                                            .workspace = memory,
                                                            .workspace_size = (size_t)1 << 40};
 
+static const llmc_layernorm_forward_fp8_args fp8_args = {.struct_size = sizeof fp8_args,
+                                                         .dtype = LLMC_LAYERNORM_BFLOAT16,
+                                                         .out = memory,
+                                                         .inp = memory,
+                                                         .weight = memory,
+                                                         .bias = memory,
+                                                         .scale = (const float*)memory,
+                                                         .N = 16,
+                                                         .C = 16,
+                                                         .eps = 1e-5};
+
+static void fp8_refused(llmc_layernorm_forward_fp8_args a, int code, const char* text) {
+    refused(llmc_layernorm_forward_fp8(&a), code, "llmc_layernorm_forward_fp8: ", text);
+}
+
+static void test_fp8(void) {
+    const int invalid = LLMC_LAYERNORM_INVALID, unsupported = LLMC_LAYERNORM_UNSUPPORTED;
+    llmc_layernorm_forward_fp8_args a;
+    a = fp8_args, a.struct_size = 0, fp8_refused(a, invalid, "struct_size is 0");
+    a = fp8_args, a.dtype = LLMC_LAYERNORM_FLOAT16, fp8_refused(a, unsupported, "dtype is float16");
+    a = fp8_args, a.reserved = 1, fp8_refused(a, unsupported, "reserved 1");
+    a = fp8_args, a.N = 17, fp8_refused(a, invalid, "multiples of 16");
+    a = fp8_args, a.C = 24, fp8_refused(a, invalid, "multiples of 16");
+    a = fp8_args, a.C = 6160, fp8_refused(a, invalid, "C 6144");
+    a = fp8_args, a.eps = -1, fp8_refused(a, invalid, "eps is -1");
+    a = fp8_args, a.residual = memory, fp8_refused(a, invalid, "inp2 is null");
+    a = fp8_args, a.scale = NULL, fp8_refused(a, invalid, "scale is null");
+    a = fp8_args, a.weight = (char*)memory + 2, fp8_refused(a, invalid, "aligned to 16 bytes");
+}
+
 static void test_structs(void) {
     refused(llmc_layernorm_forward(NULL), LLMC_LAYERNORM_INVALID, "llmc_layernorm_forward: ", "args is null");
     refused(llmc_layernorm_backward(NULL), LLMC_LAYERNORM_INVALID,
@@ -277,7 +307,40 @@ static void test_without_gpu(void) {
            "a good call without a GPU is a device error");
     expect(strstr(llmc_layernorm_last_error(), "cuda") != NULL, "which names CUDA's error");
     printf("no GPU (%s): its numbers are skipped\n", llmc_layernorm_last_error());
-    skipped += 6;
+    skipped += 8;
+}
+
+// Rows of -1 and 1 with the scale 2 and weight 1: e4m3's -2 and 2, and the columns of the transpose are the rows.
+static void test_fp8_numbers(void) {
+    enum { kRows = 16, kColumns = 16 };
+    static uint16_t rows[kRows * kColumns], ones[kColumns], zeros[kColumns];
+    static float scale[] = {2, 0};
+    static uint8_t out[2][kRows * kColumns];
+    for (int i = 0; i < kRows * kColumns; i++) { rows[i] = (i + i / kColumns) % 2 ? 0x3f80 : 0xbf80; }
+    for (int c = 0; c < kColumns; c++) { ones[c] = 0x3f80; }
+    llmc_layernorm_forward_fp8_args a = {
+        .struct_size = sizeof a, .dtype = LLMC_LAYERNORM_BFLOAT16, .N = kRows, .C = kColumns};
+    a.out = on_gpu(NULL, kRows * kColumns / 4), a.transposed = on_gpu(NULL, kRows * kColumns / 4);
+    a.inp = on_gpu((const float*)rows, kRows * kColumns / 2);
+    a.weight = on_gpu((const float*)ones, kColumns / 2);
+    a.scale = on_gpu(scale, 1), a.amax = on_gpu(scale + 1, 1);
+    a.bias = on_gpu((const float*)zeros, kColumns / 2);
+    if (llmc_layernorm_forward_fp8(&a) != LLMC_LAYERNORM_OK) {  // before Hopper
+        printf("%s\n", llmc_layernorm_last_error());
+        skipped++;
+        return;
+    }
+    float amax = 0;
+    expect(synchronize() == 0 && download(out[0], (uintptr_t)a.out, sizeof out[0]) == 0 &&
+               download(out[1], (uintptr_t)a.transposed, sizeof out[1]) == 0 &&
+               download(&amax, (uintptr_t)a.amax, sizeof amax) == 0,
+           "forward in FP8 on the GPU");
+    int right = amax == 1;
+    for (int i = 0; i < kRows * kColumns; i++) {
+        right &= out[0][i] == ((i + i / kColumns) % 2 ? 0x40 : 0xc0) &&
+                 out[1][i % kColumns * kRows + i / kColumns] == out[0][i];
+    }
+    expect(right, "out and transposed in e4m3, amax");
 }
 
 static void test_numbers(void) {
@@ -312,6 +375,7 @@ static void test_numbers(void) {
     expect(worst(f.residual, sum, N, C, STRIDE) == 0 && worst(f.out, y, N, C, STRIDE) < 1e-5f,
            "out, residual");
     expect(worst(a.dinp, dx, N, C, STRIDE) < 1e-5f, "dinp += ");
+    test_fp8_numbers();
     expect(worst(a.dweight, dw, 1, C, C) < 1e-5f && worst(a.dbias, db, 1, C, C) < 1e-5f, "dweight, dbias +=");
 }
 
@@ -320,6 +384,7 @@ int main(void) {
     expect(llmc_layernorm_abi_version() == LLMC_LAYERNORM_ABI_VERSION, "library and header have one version");
     expect(llmc_layernorm_last_error()[0] == '\0', "no message at first");
     test_structs();
+    test_fp8();
     test_forward();
     test_backward();
     test_threads();
