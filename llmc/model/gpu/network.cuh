@@ -77,15 +77,14 @@ struct GPT2Network {
         matmul.forward(mem.logits, mem.lnf.out, param(kWte), (const T*)nullptr, N, C, rows(kWte), stream);
     }
 
-    // FP8: the scales before the first step, if no earlier one is known (restored false) with those of the weights as they are
-    // has its maxima)
+    // FP8: the scales before the first step. restored: the history is a checkpoint's; else nothing is known but the weights.
     void set_first_scales(bool restored) {
         if constexpr (kCanFp8) {
             const Fp8Scales& scales = mem.fp8.scales;
             mem.fp8.set_first_scales((int64_t)mem.B * mem.seq_len, stream);
+            check(cudaMemsetAsync(scales.amax, 0, scales.ranks * scales.n * sizeof(float), stream));
             if (restored) { return restore_fp8_scales(scales, stream); }
             check(cudaMemsetAsync(scales.history, 0, scales.n * kFp8History * sizeof(float), stream));
-            check(cudaMemsetAsync(scales.amax, 0, scales.ranks * scales.n * sizeof(float), stream));
             fp8_counts = true;
             for (int l = 0; l < L; l++) { cast_weights(l); }
             end_fp8_step(scales, &mem.decision->saturated, stream);
