@@ -67,7 +67,7 @@ struct Fp8Memory {
             check(cudaMemcpyAsync(to, from->data(), from->size() * sizeof(float), cudaMemcpyHostToDevice,
                                   stream));
         }
-        check(cudaStreamSynchronize(stream));  // they go
+        check(cudaStreamSynchronize(stream));  // the copies read vectors that end here
     }
 
     int64_t place(Fp8Role role, int weight, int l) const { return fp8_place(config, role, weight, l); }

@@ -42,8 +42,8 @@ struct GPT2Network {
         matmul.use(choices, settings.matmul_file);
     }
 
-    // What of FP8 tensors is for the steps that follow: do largest magnitudes count? Are the weights, which are in FP8 as the
-    // last pass that cast them left them, others than then?
+    // Of a pass in FP8. counts: its largest magnitudes are for the scales of the steps that follow. cast_weights: the weights
+    // have changed since the last pass that cast them.
     struct Fp8Pass {
         bool counts = true, cast_weights = true;
     };
