@@ -80,7 +80,7 @@ inline void require_text(const std::string& name, std::string_view head, const c
 inline void require_no_shard(const std::filesystem::path& prefix, const std::string& input) {
     std::error_code ignored;
     const std::string name = std::filesystem::canonical(input, ignored).filename().string();
-    for (const char* split : {"_train_", "_val_"}) {
+    for (const char* split : {"_train_", "_val_", "_test_"}) {
         const std::string start = prefix.filename().string() + split;
         if (name.starts_with(start) && name.ends_with(".bin") &&
             name.find_first_not_of("0123456789", start.size()) == name.size() - 4) {

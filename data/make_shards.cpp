@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <unistd.h>
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <csignal>
@@ -37,6 +38,8 @@ struct Settings {
     std::vector<std::string> inputs;
     std::string out, tokenizer;  // tokenizer: "" = bytes
     double val_fraction = 0.1;
+    std::vector<int>
+        parts;  // tokens of training, validation and, if there are three, test; none = val_fraction
     std::string documents = "file", json_field;  // json_field: "" = the input is text
     int64_t shard_tokens = 100'000'000;
     bool as_is = false, skip_bad_lines = false;  // as_is: the input need not be text
@@ -53,11 +56,12 @@ const char* const kFooter =
     "  file       each file is one, and so is standard input\n"
     "  paragraph  blank lines separate them: the first belongs to the one before, more to the one after\n"
     "  line       each line is one; blank lines belong to the one before\n"
+    "  none       no end of text anywhere: the shards hold the input and nothing else\n"
     "With --json-field each line of the input is a JSON object, and its text of this name is a document.\n"
     "\n"
     "Validation gets the end of the input: the last documents, up to --val-fraction of all tokens. Where\n"
     "these are less than half of that, as with one single document, a document is cut (after a line if\n"
-    "possible), and validation gets its last part.\n"
+    "possible), and validation gets its last part. --parts cuts at exact tokens instead.\n"
     "\n"
     "Examples:\n"
     "  data/make_shards book.txt --out data/book\n"
@@ -67,6 +71,8 @@ const char* const kFooter =
     "  zcat corpus.gz | data/make_shards - --documents line --out data/corpus\n"
     "  zcat web.jsonl.gz | data/make_shards - --json-field text --out data/web\n"
     "\n"
+    "  data/make_shards enwik8 --as-is --documents none --parts 90000000,5000000,5000000 --out data/enwik8\n"
+    "      the bytes of enwik8 as they are published on: train, val and test\n"
     "  data/make_shards book.txt --tokenizer gpt2 --out data/book\n"
     "      GPT-2's tokens (50,257 of them, about 4 bytes each), from its files in the folder gpt2\n"
     "\n"
@@ -197,7 +203,8 @@ Cut find_cut(const Pieces& pieces, double val_fraction) {
     // each part gets a byte at least; every document has one
     const int64_t wanted = n - std::clamp<int64_t>(std::llround((double)n * val_fraction), 1, n - 2);
     const int64_t latest = wanted + (n - wanted) / 2;
-    const int64_t document = pieces.find((uint16_t)pieces.end_of_text(), wanted - 1, latest + 1);
+    const int64_t document =
+        pieces.has_ends() ? pieces.find((uint16_t)pieces.end_of_text(), wanted - 1, latest + 1) : -1;
     if (document >= 0) { return {document, false}; }
     const int64_t newline = pieces.find((uint16_t)pieces.newline(), wanted - 1, latest);
     return {newline >= 0 ? newline + 1 : wanted, true};
@@ -207,14 +214,46 @@ struct Shard {
     std::string temporary, name;
 };
 
-// Tokens [begin, end) as the shards of a split, of one piece each, with an end of text behind the last and,
-// if the split begins in a document, before the first. All that is left to do is to rename them.
-std::vector<Shard> write_split(const Pieces& pieces, int64_t begin, int64_t end, bool in_document,
-                               const std::string& prefix, Temporaries* files) {
-    std::vector<Shard> shards;
-    while (begin < end) {
-        const int64_t stop = std::min(end, pieces.piece_end(begin));
-        const bool last = stop == end;
+// tokens [begin, end) of the input, and the shards that they become
+struct Split {
+    const char *what, *name;  // "training", "train"
+    int64_t begin = 0, end = 0;
+    bool in_document = false;  // begins inside one
+    std::vector<Shard> shards = {};
+};
+using Splits = std::array<Split, 3>;
+
+Splits find_splits(const Pieces& pieces, const Settings& settings) {
+    const int64_t n = pieces.num_tokens();
+    Splits splits = {{{"training", "train"}, {"validation", "val"}, {"test", "test"}}};
+    if (settings.parts.empty()) {
+        const Cut cut = find_cut(pieces, settings.val_fraction);
+        splits[0].end = splits[1].begin = cut.position;
+        splits[1].end = splits[2].begin = splits[2].end = n;
+        splits[1].in_document = cut.in_document;
+        return splits;
+    }
+    int64_t at = 0;
+    for (size_t i = 0; i < splits.size(); i++) {
+        splits[i].begin = at;
+        splits[i].end = at += i < settings.parts.size() ? settings.parts[i] : 0;
+    }
+    if (at == n) { return splits; }
+    throw Error(kExitBadInput,
+                "{}: found {} tokens, expected the {} of --parts. Correct --parts, or give all of the input.",
+                settings.inputs[0], n, at);
+}
+
+std::string prefix_of(const std::string& out, const Split& split) { return out + "_" + split.name; }
+
+// Makes the shards of a split, of one piece each, with an end of text behind the last and, if the split begins
+// in a document, before the first. All that is left to do is to rename them.
+void write_split(const Pieces& pieces, const std::string& out, Temporaries* files, Split* split) {
+    const std::string prefix = prefix_of(out, *split);
+    bool in_document = split->in_document && pieces.has_ends();
+    for (int64_t begin = split->begin, stop; begin < split->end; begin = stop) {
+        stop = std::min(split->end, pieces.piece_end(begin));
+        const bool last = stop == split->end;
         std::string temporary = pieces.path(begin);
         if (last || in_document || begin != pieces.piece_begin(begin)) {
             const TokenShard piece(temporary);
@@ -223,15 +262,13 @@ std::vector<Shard> write_split(const Pieces& pieces, int64_t begin, int64_t end,
             if (in_document) { tokens.push_back((uint16_t)pieces.end_of_text()); }
             tokens.resize(tokens.size() + (size_t)(stop - begin));
             piece.read(begin - pieces.piece_begin(begin), std::span(tokens).last((size_t)(stop - begin)));
-            if (last) { tokens.push_back((uint16_t)pieces.end_of_text()); }
+            if (last && pieces.has_ends()) { tokens.push_back((uint16_t)pieces.end_of_text()); }
             temporary = files->next();
             write_token_shard(temporary, tokens, pieces.vocab_size());
         }
-        shards.push_back({temporary, fmt::format("{}_{:06}.bin", prefix, shards.size())});
-        begin = stop;
+        split->shards.push_back({temporary, fmt::format("{}_{:06}.bin", prefix, split->shards.size())});
         in_document = false;
     }
-    return shards;
 }
 
 // the shards PREFIX_i.bin of an earlier run, from the i-th on; says so of those that get no successor
@@ -257,25 +294,27 @@ void rename_shards(const std::vector<Shard>& shards) {
 }
 
 // Gives the shards their names, in place of those of an earlier run. Until all is done the training shards,
-// which then are of two sets, are refused, or the validation part is missing: nobody trains on a mixture.
-void publish(const std::string& train_prefix, const std::vector<Shard>& train, const std::string& val_prefix,
-             const std::vector<Shard>& val) {
+// which then are of two sets, are refused, or the other parts are missing: nobody trains on a mixture.
+void publish(const std::string& out, const Splits& splits) {
     uint64_t id = 0;  // a function of the tokens, so that the same input makes the same files
-    for (const auto* split : {&train, &val}) {
-        for (const Shard& shard : *split) {
+    for (const Split& split : splits) {
+        for (const Shard& shard : split.shards) {
             id = (id ^ digest_file(shard.temporary, kHeaderBytes).value().xxh3) * 0x9e3779b97f4a7c15;
         }
     }
-    for (const auto* split : {&train, &val}) {
-        for (const Shard& shard : *split) { mark_token_shard(shard.temporary, id | 1, (int)split->size()); }
+    for (const Split& split : splits) {
+        for (const Shard& s : split.shards) {
+            mark_token_shard(s.temporary, id | 1, (int)split.shards.size());
+        }
     }
-    const fs::path folder = fs::path(train_prefix).parent_path();
-    remove_shards(val_prefix, 0, val.size());
-    sync_folder(folder.empty() ? "." : folder.string());
-    rename_shards(train);
-    remove_shards(train_prefix, train.size(), train.size());
-    rename_shards(val);
-    sync_folder(folder.empty() ? "." : folder.string());
+    const std::string folder = fs::path(out).parent_path().string();
+    const std::span others = std::span(splits).subspan(1);
+    for (const Split& split : others) { remove_shards(prefix_of(out, split), 0, split.shards.size()); }
+    sync_folder(folder.empty() ? "." : folder);
+    rename_shards(splits[0].shards);
+    remove_shards(prefix_of(out, splits[0]), splits[0].shards.size(), splits[0].shards.size());
+    for (const Split& split : others) { rename_shards(split.shards); }
+    sync_folder(folder.empty() ? "." : folder);
 }
 
 // ---- the program -------------------------------------------------------------------------------
@@ -290,11 +329,28 @@ std::string literal(const std::string& name) {
     return pattern.starts_with('~') ? "./" + pattern : pattern;
 }
 
-void print_split(const char* what, const std::vector<Shard>& shards, int64_t tokens) {
+void print_split(const Split& split, bool has_ends) {
+    const std::vector<Shard>& shards = split.shards;
     if (shards.empty()) { return; }
-    put_text(stdout, fmt::format("{:11} {} tokens in {} shard{}: {}{}\n", what, count_text(tokens),
+    const int64_t tokens = split.end - split.begin + has_ends * (1 + split.in_document);
+    put_text(stdout, fmt::format("{:11} {} tokens in {} shard{}: {}{}\n", split.what, count_text(tokens),
                                  shards.size(), shards.size() == 1 ? "" : "s", shards.front().name,
                                  shards.size() == 1 ? "" : (" to " + shards.back().name)));
+}
+
+// the command that trains on them, and the one that measures on the test part
+void print_next(const Settings& settings, const Splits& splits) {
+    std::array<std::string, 3> patterns;
+    for (size_t i = 0; i < splits.size(); i++) {
+        const std::string pattern = literal(prefix_of(settings.out, splits[i])) + "_*.bin";
+        patterns[i] = splits[i].shards.empty() ? "none" : shell_word(pattern);
+    }
+    const std::string tokenizer =
+        settings.tokenizer.empty() ? "" : " --tokenizer " + shell_word(settings.tokenizer);
+    std::printf("next: ./train_gpt2 --train-data %s --val-data %s%s\n", patterns[0].c_str(),
+                patterns[1].c_str(), tokenizer.c_str());
+    if (splits[2].shards.empty()) { return; }
+    std::printf("then: ./train_gpt2 eval RUN --data %s\n", patterns[2].c_str());
 }
 
 // throws unless the tokenizer can make shards
@@ -327,8 +383,9 @@ void make_shards(const Settings& settings) {
 
     Temporaries files(settings.out);
     const std::vector<int> newline = tokenizer.encode("\n");
-    Pieces pieces(settings.shard_tokens, tokenizer.shard_vocab(), tokenizer.end_of_text(), newline[0],
-                  &files);
+    const bool has_ends = settings.documents != "none";
+    Pieces pieces(settings.shard_tokens, tokenizer.shard_vocab(), has_ends ? tokenizer.end_of_text() : -1,
+                  newline[0], &files);
     int64_t bytes = 0;  // known to be there, of a token each
     for (const std::string& path : paths) {
         std::error_code none;  // of a pipe
@@ -343,25 +400,17 @@ void make_shards(const Settings& settings) {
     encoder.finish();
     if (splitter.num_bytes() == 0) { throw Error(kExitBadInput, "no text: the input is empty"); }
 
-    const int64_t n = pieces.num_tokens();
-    const Cut cut = find_cut(pieces, settings.val_fraction);
-    const std::string train_prefix = settings.out + "_train", val_prefix = settings.out + "_val";
-    const auto train = write_split(pieces, 0, cut.position, false, train_prefix, &files);
-    const auto val = write_split(pieces, cut.position, n, cut.in_document, val_prefix, &files);
-    publish(train_prefix, train, val_prefix, val);
+    Splits splits = find_splits(pieces, settings);
+    for (Split& split : splits) { write_split(pieces, settings.out, &files, &split); }
+    publish(settings.out, splits);
 
-    std::printf("%-11s %s bytes, documents (one per %s): %s\n", "input",
-                count_text(splitter.num_bytes()).c_str(), json ? "line" : settings.documents.c_str(),
-                count_text(splitter.num_documents()).c_str());
-    print_split("training", train, cut.position + 1);
-    print_split("validation", val, n - cut.position + 1 + cut.in_document);
-    const auto pattern = [](const std::string& prefix) { return shell_word(literal(prefix) + "_*.bin"); };
-    std::printf("next: ./train_gpt2 --train-data %s", pattern(train_prefix).c_str());
-    std::printf(" --val-data %s", val.empty() ? "none" : pattern(val_prefix).c_str());
-    if (!settings.tokenizer.empty()) {
-        std::printf(" --tokenizer %s", shell_word(settings.tokenizer).c_str());
-    }
-    std::printf("\n");
+    const std::string documents =
+        fmt::format("documents (one per {}): {}", json ? "line" : settings.documents,
+                    count_text(splitter.num_documents()));
+    std::printf("%-11s %s bytes, %s\n", "input", count_text(splitter.num_bytes()).c_str(),
+                has_ends ? documents.c_str() : "no ends of text");
+    for (const Split& split : splits) { print_split(split, pieces.has_ends()); }
+    print_next(settings, splits);
 }
 
 }  // namespace llmc
@@ -376,7 +425,7 @@ int main(int argc, char** argv) {
         t.add("--out PREFIX", &settings.out, {.required = true},
               "how the names of the shards begin; their folder is made");
         t.add("--tokenizer PATH", &settings.tokenizer, "a file or folder, see below; without it, bytes");
-        t.add("--documents NAME", &settings.documents, {.choices = "file paragraph line"},
+        t.add("--documents NAME", &settings.documents, {.choices = "file paragraph line none"},
               "what an end of text goes before");
         t.add("--json-field NAME", &settings.json_field, {.rivals = "documents as-is"},
               "the input is JSON lines (JSONL): the name of each object's text, which is a document; without "
@@ -386,9 +435,18 @@ int main(int argc, char** argv) {
               "three");
         t.add("--as-is", &settings.as_is, "take compressed, binary and HTML files, too, byte by byte");
         t.add("--val-fraction X", &settings.val_fraction, {0, 0.9}, "part that validation gets; 0 = none");
+        t.add("--parts N,N[,N]", &settings.parts,
+              {.range = {1, llmc::kMaxInt}, .rivals = "val-fraction", .listed = true},
+              "tokens of training, validation and test, which are all that there are; with --documents none");
         t.add("--shard-tokens N", &settings.shard_tokens, {16, (double)llmc::kMaxShardTokens, "tokens"},
               "tokens in a shard, which is held in memory");
         if (!t.parse(argc, argv)) { return llmc::kExitDone; }
+        const bool exact = settings.documents == "none" && settings.parts.size() > 1;
+        if (!settings.parts.empty() && (!exact || settings.parts.size() > 3)) {
+            t.fail(
+                "\n--parts needs two or three sizes, and --documents none: an end of text would be one "
+                "more.");
+        }
         llmc::stop_on_signals();
         llmc::settle_threads();
         llmc::make_shards(settings);

@@ -61,7 +61,7 @@ private:
 // A stream of tokens, kept as shards of equal size ("pieces"); the last one may be shorter.
 class Pieces {
 public:
-    // tokens below vocab_size; end_of_text goes before documents, newline ends a line
+    // tokens below vocab_size; end_of_text goes before documents (-1: nothing does), newline ends a line
     Pieces(int64_t piece_tokens, int vocab_size, int end_of_text, int newline, Temporaries* files)
         : piece_tokens_(piece_tokens),
           vocab_size_(vocab_size),
@@ -86,6 +86,7 @@ public:
         }
     }
     void add_end_of_text() {
+        if (!has_ends()) { return; }
         room();
         buffer_.push_back((uint16_t)end_of_text_);
     }
@@ -105,6 +106,7 @@ public:
 
     int vocab_size() const { return vocab_size_; }
     int end_of_text() const { return end_of_text_; }
+    bool has_ends() const { return end_of_text_ >= 0; }
     int newline() const { return newline_; }
     int64_t num_tokens() const { return num_tokens_; }
     const std::string& path(int64_t position) const { return paths_[(size_t)(position / piece_tokens_)]; }
@@ -175,7 +177,7 @@ public:
         if (jobs_.back().text.size() >= kJobBytes) { cut_job(); }
     }
     void add_end_of_text() {
-        if (bpe_ == nullptr) {
+        if (bpe_ == nullptr || !out_->has_ends()) {
             out_->add_end_of_text();
             return;
         }

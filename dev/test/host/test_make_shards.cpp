@@ -596,6 +596,40 @@ TEST_CASE("shard sets: an input that a shard would replace is kept") {
     CHECK(read_bytes(notes) == "notes\n");
 }
 
+TEST_CASE("make_shards: parts of exact sizes, and without ends of text the input and nothing else") {
+    TempFolder folder;
+    const std::string text = "one\n\ntwo\n\nthree\n\nforty bytes four tens.\n", in = folder / "text",
+                      out = " --out " + folder / "t";
+    write_bytes(in, text);
+    const auto bytes_of = [&](const std::string& part) {
+        std::string bytes;
+        const ShardSet set(folder / ("t_" + part + "_*.bin"));
+        for (const TokenShard& shard : set.shards()) {
+            for (uint16_t token : shard.read_all()) {
+                REQUIRE(token < 256);
+                bytes += (char)token;
+            }
+        }
+        return bytes;
+    };
+    const ProgramRun run = make_shards(in + out + " --documents none --shard-tokens 16 --parts 21,12,7");
+    check_done(run);
+    check_holds(run.out, {"no ends of text", "in 2 shards", "test        7 tokens in 1 shard",
+                          "then: ./train_gpt2 eval RUN"});
+    CHECK(bytes_of("train") == text.substr(0, 21));
+    CHECK(bytes_of("val") == text.substr(21, 12));
+    CHECK(bytes_of("test") == text.substr(33));
+    check_done(make_shards(in + out + " --documents none --val-fraction 0.5"));
+    CHECK_FALSE(fs::exists(folder / "t_test_000000.bin"));  // of another division: it may be trained on now
+    CHECK(bytes_of("train") + bytes_of("val") == text);
+    for (const char* bad : {"", "--documents none --parts 40", "--documents none --parts 10,10,10,10"}) {
+        check_fails(make_shards(in + out + (*bad ? " " : " --parts 20,20 ") + bad), kExitUsage,
+                    "--parts needs two or three sizes, and --documents none");
+    }
+    check_fails(make_shards(in + out + " --documents none --parts 9,33"), kExitBadInput,
+                in + ": found 40 tokens, expected the 42 of --parts");
+}
+
 TEST_CASE("make_corpus: a bad option is named, a seed of over 64 bits refused, and what is lost is said") {
     TempFolder folder;
     const std::string program = program_path("data/make_corpus");
