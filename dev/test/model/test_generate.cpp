@@ -506,6 +506,58 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("eval --stride: each token once, from what a row of that stride has before it") {
+    TempFolder folder;
+    const std::string path = write_random_model(folder / "model.bin", 16);
+    constexpr int T = 8;
+    const std::vector<std::vector<int32_t>> shards = {random_tokens(40, 256, 1), random_tokens(25, 256, 2),
+                                                      random_tokens(5, 256, 3)};
+    for (size_t s = 0; s < shards.size(); s++) {
+        write_token_shard(folder / fmt::format("{}.shard", s),
+                          std::vector<uint16_t>(shards[s].begin(), shards[s].end()), 257);
+    }
+    const auto eval = [&](const std::string& options) {
+        Words all = {"eval", path, "--data", folder / "*.shard", "--seq-len", "8"};
+        for (const std::string& word : words(options)) { all.push_back(word); }
+        return run_train(folder.path(), all);
+    };
+    const ModelFile file(path);
+    GPT2Cpu model(file.config(), 1, T);
+    load_model(file, writer(&model));
+    for (int stride : {1, 3, T}) {
+        CAPTURE(stride);
+        double nats = 0;
+        for (const std::vector<int32_t>& shard : shards) {
+            for (int i = 1; i < (int)shard.size(); i++) {
+                const int begin = i <= T ? 0 : (i - T + stride - 1) / stride * stride;
+                REQUIRE((begin == 0 || i - begin >= T - stride));
+                Batch batch = {1, i - begin, {shard.begin() + begin, shard.begin() + i}, {}};
+                batch.targets.assign((size_t)batch.T, kIgnoreTarget);
+                batch.targets.back() = shard[(size_t)i];
+                nats += model.evaluate(batch).losses.back();
+            }
+        }
+        const ProgramRun run = eval(fmt::format("--json --batch 5 --stride {}", stride));
+        REQUIRE(run.exit_code == kExitDone);
+        const Json found = Json::parse(run.out);
+        CHECK(found["tokens"] == 67);
+        CHECK(found["stride"] == stride);
+        CHECK(std::fabs(found["loss"].get<double>() * 67 / nats - 1) < 1e-5);
+        const double bits = nats / std::log(2.0) / 67;
+        CHECK(std::fabs(found["bits_per_byte"].get<double>() / bits - 1) < 1e-5);
+        CHECK((run.err.find(stride == 1 ? "10 of 50 rows, about" : " rows, about") != run.err.npos) ==
+              (stride < T));  // T: the second batch is the last
+    }
+    CHECK(eval("--json --stride 8").out == eval("--json").out);
+    CHECK(eval("").err.find("rows") == std::string::npos);
+    check_holds(eval("--stride 3").out, {"in rows of 8, each from 5 before it or more"});
+    check_run(eval("--stride 9"), kExitUsage,
+              {"--stride 9 is more than the 8 tokens of a row", "Give 1 to 8."});
+    check_run(eval("--stride 0"), kExitUsage, {"--stride: '0' is out of range"});
+    check_run(run_train(folder.path(), {"eval", path, "--hellaswag", "x", "--stride", "2"}), kExitUsage,
+              {"--stride needs --data"});
+}
+
 TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated, with its own tokenizer") {
     TempFolder folder;
     const Tokenizer t = Tokenizer::load("dev/test/fixture/bpe");

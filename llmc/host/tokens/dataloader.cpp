@@ -513,9 +513,12 @@ void DataLoader::prefetch(int64_t first_row, int B) const {
 // ---- ValidationData ----------------------------------------------------------------------------
 
 ValidationData::ValidationData(const std::string& pattern, int T, Align align, int end_of_text,
-                               int64_t max_tokens, int raw_vocab)
-    : set_(pattern, raw_vocab), T_(T), align_(align == Align::kAuto ? Align::kDocument : align) {
-    require(T > 0, "ValidationData: T must be positive");
+                               int64_t max_tokens, int raw_vocab, int stride)
+    : set_(pattern, raw_vocab),
+      T_(T),
+      stride_(stride > 0 ? stride : T),
+      align_(align == Align::kAuto ? Align::kDocument : align) {
+    require(T > 0 && stride >= 0 && stride <= T, "ValidationData: T must be positive, the stride at most T");
     require(max_tokens == -1 || max_tokens > 0, "ValidationData: max_tokens must be positive, or -1 for all");
     if (max_tokens == -1) { max_tokens = set_.num_tokens(); }
     if (align_ == Align::kDocument) {
@@ -543,8 +546,10 @@ ValidationData::ValidationData(const std::string& pattern, int T, Align align, i
 // a run of tokens, cut into rows, as far as max_tokens allows
 void ValidationData::add_rows(int64_t position, int64_t targets, int64_t max_tokens) {
     targets = std::min(targets, max_tokens - num_targets_);
-    for (int64_t done = 0; done < targets; done += T_) {
-        rows_.push_back({position + done, (int32_t)std::min<int64_t>(T_, targets - done)});
+    for (int64_t done = 0, more; done < targets; done += more) {
+        const int64_t seen = done > 0 ? T_ - stride_ : 0;
+        more = std::min(T_ - seen, targets - done);
+        rows_.push_back({position + done - seen, (int32_t)(seen + more), (int32_t)seen});
     }
     num_targets_ += targets;
 }
@@ -560,6 +565,7 @@ void ValidationData::read(int64_t first_row, int B, Batch* batch) const {
     for (int b = 0; b < B && first_row + b < num_rows(); b++) {
         const Row& row = rows_[(size_t)(first_row + b)];
         fill_row(set_, row.position, row.targets, b, batch);
+        std::fill_n(batch->targets.begin() + (int64_t)b * T_, row.seen, kIgnoreTarget);
     }
 }
 

@@ -225,11 +225,12 @@ public:
         kDocument,  // each document at the start of a row, alone in it; longer ones go on in further rows
         kAuto,      // documents, if each predicts at most T tokens, so that none is cut
     };
-    // Takes the first max_tokens predicted tokens (-1: all). A document goes from one end_of_text up to the
+    // Takes the first max_tokens predicted tokens (-1: all). stride: of a row that goes on from another, how many tokens are
+    // predicted; the others, T - stride, are those before them once more (0: T, no token is in two rows). A document goes from one end_of_text up to the
     // next, which is the last token it predicts; a shard that begins without one begins with a document all
     // the same. Throws what ShardSet throws, and Error(kExitBadInput) if nothing is to be predicted.
     ValidationData(const std::string& pattern, int T, Align align, int end_of_text, int64_t max_tokens,
-                   int raw_vocab = 0);
+                   int raw_vocab = 0, int stride = 0);
     const ShardSet& set() const { return set_; }
     Align align() const { return align_; }  // not kAuto
     int64_t num_rows() const { return (int64_t)rows_.size(); }
@@ -238,7 +239,7 @@ public:
     // where a row's first token is among all tokens of the shards
     int64_t row_position(int64_t row) const;
 
-    // Rows [first_row, first_row + B); batch is overwritten. Positions after a row's end, and rows from
+    // Rows [first_row, first_row + B); batch is overwritten. What is predicted in a row before has kIgnoreTarget. Positions after a row's end, and rows from
     // num_rows() on, hold token 0 and kIgnoreTarget. Throws Error(kExitBadInput) at a token id outside the
     // vocabulary.
     void read(int64_t first_row, int B, Batch* batch) const;
@@ -246,12 +247,12 @@ public:
 private:
     struct Row {
         int64_t position;
-        int32_t targets;  // 1 to T
+        int32_t targets, seen;  // 1 to T, of which the first `seen` are predicted in rows before
     };
     void add_rows(int64_t position, int64_t targets, int64_t max_tokens);
 
     ShardSet set_;
-    int T_;
+    int T_, stride_;
     Align align_;
     std::vector<Row> rows_;
     int64_t num_targets_ = 0;

@@ -3,6 +3,7 @@
 
 #include <fmt/ranges.h>
 #include <unistd.h>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -89,7 +90,7 @@ void add_eval(Table& t, CommandOptions& o) {
     t.about = "Measures how well a model predicts token shards.";
     t.end = R"(Prints the mean loss in nats a token, the perplexity (e to that), and bits a byte, which can be
 compared between tokenizers. Each token is predicted once, from what stands before it in its row of
---seq-len tokens. Of HellaSwag's endings, how often the right one has the lowest loss, whole or a token.
+--seq-len tokens: with --stride N from at least seq-len - N, as published figures mostly are. Of HellaSwag's endings, how often the right one has the lowest loss, whole or a token.
 
 Example:
   PROGRAM gpt2 --data 'data/web_val_*.bin' --max-tokens 100000 --hellaswag data/hellaswag_val.bin
@@ -103,6 +104,9 @@ Example:
     t.add("--max-tokens N", &o.max_tokens, {1, kMaxTokens, "", true}, "from the start of the data; -1 = all");
     t.add("--batch N", &o.batch, {1, 1 << 16}, "rows at a time");
     t.add("--seq-len N", &o.seq_len, {0, 1 << 20}, "tokens in a row; 0 = the model's, at most 1024");
+    t.add("--stride N", &o.stride, {.range = {1, 1 << 20, "tokens"}, .needed = "data"},
+          "how far a row begins behind the one before; a small one gives a lower loss, and takes seq-len / N "
+          "times as long; seq-len without it");
     t.add("--json", &o.json, "print one JSON object");
     t.add("--per-question", &o.per_question, {.needed = "json hellaswag"},
           "of each question the label, both answers, and [sum of losses, tokens] of each ending");
@@ -313,11 +317,38 @@ Evaluation evaluate(Model* model, const Batch& batch) {
     return e;
 }
 
+// Says on standard error how far it is: as soon as it is known how long a stride takes, and every ten seconds.
+class EvalProgress {
+public:
+    EvalProgress(int64_t rows, bool at_once) : rows_(rows), next_(at_once ? 0 : kSeconds) {}
+    void show(int64_t done) {
+        if (first_ == 0) {  // the first batch, which takes longer, is not counted
+            first_ = done;
+            begin_ = Clock::now();
+            return;
+        }
+        const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
+        if (seconds < next_ || done >= rows_) { return; }
+        next_ = seconds + kSeconds;
+        const double left = seconds * (double)(rows_ - done) / (double)(done - first_);
+        note(fmt::format("{} of {} rows, about {} more", count_text(done), count_text(rows_),
+                         duration_text(left)));
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+    static constexpr double kSeconds = 10;
+    int64_t rows_, first_ = 0;
+    double next_;
+    Clock::time_point begin_;
+};
+
 // The mean loss over token shards: printed, or the members of a JSON object.
 std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
                             const std::optional<Tokenizer>& tokenizer, Model* model, int T) {
     const int vocab = ShardSet(o.data, o.raw_tokens).vocab_size(), end = end_of_text(tokenizer, vocab);
-    ValidationData data(o.data, T, alignment(o.val_align, o.raw_tokens), end, o.max_tokens, o.raw_tokens);
+    ValidationData data(o.data, T, alignment(o.val_align, o.raw_tokens), end, o.max_tokens, o.raw_tokens,
+                        o.stride);
     const auto align = data.align();
     if (!same_ids(tokenizer, c.vocab_size, vocab)) {
         throw Error(kExitBadInput,
@@ -327,6 +358,7 @@ std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
     double nats = 0;
     int64_t tokens = 0, bytes = 0;
     Batch batch;
+    EvalProgress progress(data.num_rows(), o.stride > 0);
     for (int64_t row = 0; row < data.num_rows(); row += o.batch) {
         data.read(row, o.batch, &batch);
         const Evaluation e = evaluate(model, batch);
@@ -338,16 +370,23 @@ std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
             const bool text = tokenizer && target != tokenizer->end_of_text();
             bytes += text ? (int64_t)tokenizer->decode(target).size() : 0;
         }
+        progress.show(std::min(row + o.batch, data.num_rows()));
     }
     const double loss = nats / (double)tokens, bits = nats / std::log(2.0) / (double)bytes;
     if (o.json) {
-        return fmt::format("\"tokens\":{},\"seq_len\":{},\"loss\":{:.9g},\"bytes\":{},\"bits_per_byte\":{}",
-                           tokens, T, loss, bytes, bytes > 0 ? fmt::format("{:.9g}", bits) : "null");
+        return fmt::format(R"("tokens":{},"seq_len":{},"stride":{},"rows":{},"loss":{:.9g},)", tokens, T,
+                           o.stride > 0 ? o.stride : T, data.num_rows(), loss) +
+               fmt::format(R"("bytes":{},"bits_per_byte":{})", bytes,
+                           bytes > 0 ? fmt::format("{:.9g}", bits) : "null");
     }
-    std::printf("tokens      %lld, in rows of %d%s\nloss        %.4f nats/token\nperplexity  %.3f\n",
+    std::string before;
+    if (o.stride > 0) {
+        before = fmt::format(", each from {} before it or more, where there are so many", T - o.stride);
+    }
+    std::printf("tokens      %lld, in rows of %d%s%s\nloss        %.4f nats/token\nperplexity  %.3f\n",
                 (long long)tokens, T,
                 align == ValidationData::Align::kDocument ? ", each document from the start of a row" : "",
-                loss, std::exp(loss));
+                before.c_str(), loss, std::exp(loss));
     if (bytes > 0) {
         std::printf("bits/byte   %.4f, over %lld bytes of text\n", bits, (long long)bytes);
     } else {
@@ -382,6 +421,12 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
     const int T = o.seq_len > 0 ? o.seq_len : std::min(c.max_seq_len, 1024);
     if (T > c.max_seq_len) {
         throw Error(kExitUsage, "--seq-len {} is more than the {} positions of the model", T, c.max_seq_len);
+    }
+    if (o.stride > T) {
+        throw Error(
+            kExitUsage,
+            "--stride {} is more than the {} tokens of a row: some tokens would be in none. Give 1 to {}.",
+            o.stride, T, T);
     }
     const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
     std::optional<EvalFile> questions;

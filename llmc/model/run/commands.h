@@ -34,7 +34,7 @@ struct CommandOptions {
     bool force = false;
     // eval
     std::string data, hellaswag;  // one of both is given
-    int raw_tokens = 0, batch = 4, seq_len = 0;
+    int raw_tokens = 0, batch = 4, seq_len = 0, stride = 0;
     ValAlign val_align = ValAlign::kAuto;
     int64_t max_tokens = -1;
     bool per_question = false;
