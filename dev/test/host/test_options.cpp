@@ -403,6 +403,8 @@ TEST_CASE("options: all objections to a command line come in one message") {
     check_bad(words("-b 3 -t 100 -d 1000 -e d0"), {"--model 'd0' is not known", "--total-batch 1000"});
     check_bad(words("--layers 3 --keep-best -j none --max-seq-len 1"),
               {"--heads is missing", "--keep-best", "--max-seq-len 1 is less"});
+    check_bad(words("--patience 2"), {"--patience needs --keep-best: without it the best checkpoint"});
+    check_bad(words("--patience 2 --keep-best --val-data none"), {"--keep-best needs --val-data"});
 }
 
 TEST_CASE("options: resolved is what --config reads back") {
@@ -418,14 +420,16 @@ TEST_CASE("options: resolved is what --config reads back") {
         CHECK(fields(again) == fields(first));
     };
     check({});
-    check(words("-b 3 -m 7 -l 0.1 --eps 1.0000000000000002e-08 --seed 18446744073709551615"));
+    check(
+        words("-b 3 -m 7 -l 0.1 --keep-best --patience 3 --eps 1.0000000000000002e-08 --seed "
+              "18446744073709551615"));
     check(words("--layers 3 --heads 3 --channels 48 -j none --quiet --resume auto"));
     for (const char* line : {"", "--dtype fp32 --tf32 --recompute block",
                              "--grad-dtype bf16 -r 1 --keep 2 --model-dtype bf16"}) {
         check(words(line), Program::kGpu);
     }
     for (const Option& row : kOptions) {
-        const bool alone = among("layers heads channels", row.name);
+        const bool alone = among("layers heads channels patience", row.name);
         if (is_action(row) || row.for_command_line || alone || *row.cpu_only) { continue; }
         check({"--" + row.name + "=" + (is_switch(row) ? "true" : good_value(row))});
     }

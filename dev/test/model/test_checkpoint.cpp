@@ -473,6 +473,7 @@ TEST_CASE("run record: what is written is read, and what is not one is refused")
     record.end_of_text = 256;
     record.val_loss = 1.25;
     record.best = {123456, 0.1};
+    record.since_best = 5;
     record.skipped_in_a_row = 3;
     record.data_start = 17;
     record.train_data = {{"a \xff\n", 12, 0xfedcba9876543210, "1 2 3"}, {"b", 1, 0, ""}};
@@ -504,6 +505,7 @@ TEST_CASE("run record: what is written is read, and what is not one is refused")
     refused("1.25", "\"1\"", "val_loss");
     refused("123456,", "123456789100,", "best");
     refused("0.1\n", "null\n", "best");
+    refused("\"since_best\": 5", "\"since_best\": 123456789100", "since_best");
     refused("\"skipped_in_a_row\": 3", "\"skipped_in_a_row\": 123456789100", "skipped_in_a_row");
     refused("123456789099", "-1", "step");
     refused("123456789099", "1e3", "step");

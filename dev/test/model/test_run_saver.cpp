@@ -138,6 +138,73 @@ TEST_CASE("run saver: the best validation loss is in the checkpoint and goes on 
     CHECK_FALSE(s.saver->validated(9, 1.0));
 }
 
+TEST_CASE("run saver: --patience counts each validation after the best once, over resumes, too") {
+    Saving s;
+    s.options.keep_best = true;
+    s.options.patience = 2;
+    s.start();
+    CHECK(s.saver->validated(1, 3.0));
+    CHECK_FALSE(s.saver->validated(2, 3.5));
+    s.save(2);
+    CHECK(s.saved(2).since_best == 1);
+    s.plan.record = s.saved(2);
+    s.start();
+    s.saver->validated(2, 3.5);  // a run goes on with the validation that it was saved with
+    CHECK_FALSE(s.saver->out_of_patience());
+    s.saver->validated(3, 3.25);
+    CHECK(s.saver->out_of_patience());
+    CHECK(s.saver->validated(4, 2.5));  // a better one: it begins anew
+    CHECK_FALSE(s.saver->out_of_patience());
+    s.other_data = true;  // whose losses do not compare: the first is the best
+    s.start();
+    CHECK(s.saver->validated(2, 9.0));
+    s.saver->validated(3, 9.5);
+    CHECK_FALSE(s.saver->out_of_patience());
+}
+
+TEST_CASE("run saver: --patience ends all ranks at one step, resumed or not, and --best takes the best") {
+    SavingRuns r;
+    // what does not learn has its best loss at once
+    const std::string patient = "--lr 0 --val-every 3 --keep-best --patience 2 --steps ";
+    const ProgramRun run = r.train("run", patient + "30");
+    const auto check_ended = [&](const std::string& name, const Words& checkpoints) {
+        CAPTURE(name);
+        Words found = names_below(r / name);
+        std::erase_if(found, [](const std::string& file) { return !file.starts_with("step_"); });
+        CHECK(found == checkpoints);
+        const std::string log = read_bytes(r / name + "/log.jsonl"),
+                          end = log.substr(log.rfind('\n', log.size() - 2) + 1);
+        CHECK(end.starts_with("{\"event\":\"end\",\"step\":9,"));
+        CHECK_MESSAGE(contains(end, "; best: " + r.step(name, 3) + ", val loss "), end);
+    };
+    check_ended("run", {"step_00000003", "step_00000009"});
+    const std::string last = run.out.substr(run.out.rfind('\n', run.out.size() - 2) + 1);
+    CHECK(last.starts_with("best: " + r.step("run", 3) + ", val loss "));
+    CHECK(contains(run.out, "step 9 | ended by --patience 2"));
+    r.train("run", patient + "30 --resume auto");  // there is nothing to wait for
+    check_ended("run", {"step_00000003", "step_00000009"});
+    r.train("ranks", patient + "30 --ranks 2");
+    check_ended("ranks", {"step_00000003", "step_00000009"});
+    r.train("parts", patient + "6");
+    r.train("parts", patient + "30 --resume auto");
+    check_ended("parts", {"step_00000003", "step_00000006", "step_00000009"});
+
+    for (const Words& command : {Words{"generate", r / "run", "--best", "--prompt", "x"},
+                                 Words{"eval", r / "run", "--best", "--data", r / "val.bin"}}) {
+        CHECK(contains(run_well(r.folder.path(), command).err,
+                       "model: " + r.step("run", 3) + "/model.safetensors"));
+    }
+    r.train("last", "--steps 3");
+    const auto none = [&](const std::string& name) {
+        return run_train(r.folder.path(), {"generate", name, "--best", "--prompt", "x"});
+    };
+    check_run(none(r / "last"), kExitBadInput,
+              {"step_00000003, which names none, expected a checkpoint that"});
+    check_run(none(r.step("run", 3)), kExitBadInput, {"expected the folder of a run"});
+    check_run(r.run("never", "--keep-best --patience 1 --steps 4 --val-every 0"), kExitUsage,
+              {"--patience 1 counts validations", "Give --val-every N"});
+}
+
 TEST_CASE("run saver: --keep-best saves what validation found best, and changes no bit") {
     SavingRuns r;
     r.usual += " --save-every 4 --val-every 3";

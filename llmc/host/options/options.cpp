@@ -145,6 +145,8 @@ constexpr Row kRows[] = {
     Row("-nm --keep-major N", &S::keep_major, {0, kMaxInt, "steps"},
         "those of steps divisible by N are not counted and never deleted; 0 = none"),
     Row("--keep-best", &S::keep_best, "save the lowest validation loss, and do not count it for --keep"),
+    Row("--patience N early-stopping-patience", &S::patience, {0, kMaxInt, "validations"},
+        "with --keep-best: the run ends after so many without a lower loss; 0 = at its last step"),
     Row("--save-mode NAME async-save", &S::save_mode,
         "async = from a copy in memory, while the run goes on; auto = so on a GPU, if the copy has room"),
     Row("--model-dtype TYPE export-dtype save-dtype", &S::model_dtype, {.choices = "fp32 bf16"},
@@ -391,6 +393,8 @@ std::string misfits(Options& s, const Table& table) {
            "--profile has no floors for --fp8: its products come in another order. Leave one out.");
     object(gpu && s.tf32 && s.dtype == FloatType::kBf16,
            "--tf32 is for products of fp32, and the type is bf16. Add --dtype fp32, or leave it out.");
+    object(s.patience > 0 && !s.keep_best,
+           "--patience needs --keep-best: without it the best checkpoint would not be there at the end.");
     object(s.keep_best && s.val_data.empty(), "--keep-best needs --val-data, for its validation loss.");
     const int64_t n = s.val_batches, most = (int64_t)kMaxTokens / tokens;
     object(n > most, fmt::format("--val-batches {} of {} tokens: over 10^15 tokens. -1 = all.", n, tokens));

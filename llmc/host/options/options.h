@@ -49,7 +49,7 @@ struct Options {
     int sample_tokens = 64, top_k = 0;
     double temperature = 1.0;
     std::string hellaswag, prompt, out, export_hf, resume = "none", tune_gemm, profile;
-    int64_t save_every = 0, keep = 0, keep_major = 0, log_every = 1;
+    int64_t save_every = 0, keep = 0, keep_major = 0, patience = 0, log_every = 1;
     bool keep_best = false, new_data = false, quiet = false, dry_run = false;
     SaveMode save_mode = SaveMode::kAuto;
     FloatType model_dtype = FloatType::kFp32;

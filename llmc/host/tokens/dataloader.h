@@ -226,9 +226,9 @@ public:
         kAuto,      // documents, if each predicts at most T tokens, so that none is cut
     };
     // Takes the first max_tokens predicted tokens (-1: all). stride: of a row that goes on from another, how many tokens are
-    // predicted; the others, T - stride, are those before them once more (0: T, no token is in two rows). A document goes from one end_of_text up to the
-    // next, which is the last token it predicts; a shard that begins without one begins with a document all
-    // the same. Throws what ShardSet throws, and Error(kExitBadInput) if nothing is to be predicted.
+    // predicted; the T - stride others are those before them once more (0: T, no token is in two rows). A document goes from one
+    // end_of_text up to the next, which is the last token it predicts; a shard that begins without one begins with a document
+    // all the same. Throws what ShardSet throws, and Error(kExitBadInput) if nothing is to be predicted.
     ValidationData(const std::string& pattern, int T, Align align, int end_of_text, int64_t max_tokens,
                    int raw_vocab = 0, int stride = 0);
     const ShardSet& set() const { return set_; }
@@ -239,9 +239,9 @@ public:
     // where a row's first token is among all tokens of the shards
     int64_t row_position(int64_t row) const;
 
-    // Rows [first_row, first_row + B); batch is overwritten. What is predicted in a row before has kIgnoreTarget. Positions after a row's end, and rows from
-    // num_rows() on, hold token 0 and kIgnoreTarget. Throws Error(kExitBadInput) at a token id outside the
-    // vocabulary.
+    // Rows [first_row, first_row + B); batch is overwritten. What is predicted in a row before has kIgnoreTarget. Positions
+    // after a row's end, and rows from num_rows() on, hold token 0 and kIgnoreTarget. Throws Error(kExitBadInput) at a token id
+    // outside the vocabulary.
     void read(int64_t first_row, int B, Batch* batch) const;
 
 private:

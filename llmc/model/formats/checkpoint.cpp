@@ -53,6 +53,7 @@ void for_each_member(Record& r, Member&& member) {
     member("end_of_text", r.end_of_text, 1 << 20);
     member("val_loss", r.val_loss);
     member("best", r.best, step);
+    member("since_best", r.since_best, step);
     member("train_data", r.train_data);
     member("val_data", r.val_data);
     member("settings", r.settings);
@@ -69,8 +70,8 @@ public:
         name_ = name;
         const auto at = object_.find(name);
         if (at != object_.end()) { return read(*at, most, &value); }
-        // left out by versions that had one optimizer, or skipped no outliers
-        if (name_ != "optimizer" && name_ != "window") { fail("to be there"); }
+        // left out by versions that had one optimizer, skipped no outliers, or had no patience
+        if (name_ != "optimizer" && name_ != "window" && name_ != "since_best") { fail("to be there"); }
     }
 
 private:

@@ -135,6 +135,7 @@ struct RunRecord {
     int end_of_text = 0;                          // token id
     std::optional<double> val_loss;               // of this very state, if it was validated
     std::optional<Validated> best;                // the lowest on the line, if --keep-best asks for it
+    int64_t since_best = 0;                       // validations since then, none of them better
     std::string kept = "{}";                      // not in run.json but config.json, as HfFacts has it
     TextFiles tokenizer;                          // nor these: the run's tokenizer's files
 };

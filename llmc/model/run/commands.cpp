@@ -90,7 +90,8 @@ void add_eval(Table& t, CommandOptions& o) {
     t.about = "Measures how well a model predicts token shards.";
     t.end = R"(Prints the mean loss in nats a token, the perplexity (e to that), and bits a byte, which can be
 compared between tokenizers. Each token is predicted once, from what stands before it in its row of
---seq-len tokens: with --stride N from at least seq-len - N, as published figures mostly are. Of HellaSwag's endings, how often the right one has the lowest loss, whole or a token.
+--seq-len tokens: with --stride N from at least seq-len - N, as published figures mostly are. Of
+HellaSwag's endings, how often the right one has the lowest loss, whole or a token.
 
 Example:
   PROGRAM gpt2 --data 'data/web_val_*.bin' --max-tokens 100000 --hellaswag data/hellaswag_val.bin
@@ -119,7 +120,7 @@ void note(const std::string& text) { put_text(stderr, text + "\n"); }
 
 NamedModel find_model(const CommandOptions& o) {
     std::string notes;
-    NamedModel model = open_model(o.model, &notes);
+    NamedModel model = open_model(o.best ? best_checkpoint(o.model, &notes) : o.model, &notes);
     const GPT2Config& c = model.source->config();
     note(notes + fmt::format("model: {} ({} layers, {} channels, {} positions, vocabulary {}, {})",
                              model.path, c.num_layers, c.channels, c.max_seq_len, c.vocab_size,
@@ -452,6 +453,7 @@ std::optional<CommandOptions> parse_command(int argc, const char* const* argv) {
           "the folder of a run (its model.bin, or its newest checkpoint), a checkpoint (step_00001000), "
           "*.bin of ours or llm.c's, or a folder with Hugging Face's GPT-2 (config.json, model.safetensors), "
           "or a *.safetensors in it");
+    t.add("--best", &o.best, "MODEL is the folder of a run with --keep-best: of its checkpoints the best");
     t.add("--tokenizer PATH", &o.tokenizer, "default: the one beside the model, or bytes");
     (o.command == "generate" ? add_generate : o.command == "export" ? add_export : add_eval)(t, o);
     if (!t.parse(argc, argv, 2)) { return std::nullopt; }

@@ -18,6 +18,7 @@ namespace llmc {
 struct CommandOptions {
     std::string command;  // "generate", "export" or "eval"
     std::string model, tokenizer;
+    bool best = false;  // the run's best checkpoint
     bool json = false;  // of generate and eval
     // generate
     std::string prompt;

@@ -21,8 +21,8 @@ constexpr const char* kNoted[] = {
     "lr", "warmup", "schedule", "final-lr-fraction", "weight-decay", "beta1", "beta2", "eps", "clip",
     "skip-loss-zscore", "skip-norm-zscore", "steps",
     // these change what is kept or measured of a run: who leaves one out when it is resumed should hear of it
-    "save-every", "keep", "keep-major", "keep-best", "val-data", "val-every", "val-tokens", "val-align",
-    "hellaswag", "hellaswag-every", "sample-every", "model-dtype", "export-hf"};
+    "save-every", "keep", "keep-major", "keep-best", "patience", "val-data", "val-every", "val-tokens",
+    "val-align", "hellaswag", "hellaswag-every", "sample-every", "model-dtype", "export-hf"};
 // and with other values here by rounding only
 constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",    "recompute", "tf32",
                                      "fp8",   "device", "reduce-groups", "products"};
@@ -195,6 +195,7 @@ RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const
     };
     if (is.best && (!other_val.empty() || differs("val-tokens") || differs("val-align"))) {
         is.best.reset();  // losses on other tokens do not compare
+        is.since_best = 0;
         *notes += fmt::format(
             "the lowest loss so far, that of step {}, was on other tokens: --keep-best starts anew\n",
             was.best->step);

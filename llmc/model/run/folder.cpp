@@ -373,6 +373,24 @@ NamedModel open_model(const std::string& given, std::string* notes) {
                 name);
 }
 
+std::string best_checkpoint(const std::string& run_folder, std::string* notes) {
+    std::error_code ignored;
+    if (!fs::is_directory(run_folder, ignored) || is_there(fs::path(run_folder) / "MANIFEST")) {
+        throw Error(kExitBadInput,
+                    "--best: {}: expected the folder of a run. Leave out --best, or name that.", run_folder);
+    }
+    const std::string newest = find_checkpoint(run_folder, notes);
+    const auto best = newest.empty() ? std::nullopt : inspect_checkpoint(newest).record.best;
+    if (!best) {
+        throw Error(
+            kExitBadInput,
+            "--best: {}: found {}, expected a checkpoint that says which is the best. Leave out --best; the "
+            "best is kept where a run has --keep-best.",
+            run_folder, newest.empty() ? "no checkpoint" : newest + ", which names none");
+    }
+    return checkpoint_name(run_folder, best->step);
+}
+
 void load_start(Model* model, uint64_t seed, const std::string& checkpoint, const std::string& model_name) {
     model->init(seed);
     if (!checkpoint.empty()) {

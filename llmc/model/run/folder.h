@@ -76,6 +76,10 @@ struct NamedModel {
 // Throws Error(kExitBadInput) unless it is there and right; notes about damaged checkpoints go to *notes.
 NamedModel open_model(const std::string& name, std::string* notes);
 
+// Which of a run's checkpoints --keep-best found best, by the newest that counts. Throws Error(kExitBadInput) if there is none;
+// notes as above.
+std::string best_checkpoint(const std::string& run_folder, std::string* notes);
+
 // What a run begins with: a checkpoint's weights, moments and updates; else the weights of a model of this name; else, as both
 // are "", new ones.
 void load_start(Model* model, uint64_t seed, const std::string& checkpoint, const std::string& model_name);

@@ -270,6 +270,13 @@ void choose_length(const DataLoader& data, double (*measure_speed)(), RunPlan* p
         facts.val_tokens = o.val_tokens > 0 ? std::min(o.val_tokens, there) : there;
     }
     plan->chosen = choose(facts, &o);
+    if (o.patience > 0 && o.val_every == 0) {
+        throw Error(
+            kExitUsage,
+            "--patience {} counts validations, and with --val-every 0 there is none before the end. Give "
+            "--val-every N.",
+            o.patience);
+    }
     plan->steps = o.steps;
     plan->schedule = {o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps};
     if (plan->steps >= 1) { return; }

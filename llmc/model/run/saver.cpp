@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/resources.h"
@@ -104,6 +105,8 @@ RunSaver::RunSaver(const RunPlan& plan, const std::string& folder, const std::op
       newest_(plan.checkpoint) {
     if (o_.keep_best) {
         best_ = saved_best_ = best;
+        since_best_ = best ? plan.record.since_best : 0;
+        counted_ = plan.record.val_loss ? plan.record.state.step : -1;
         keep_.best = plan.record.best ? plan.record.best->step : -1;  // until another one is saved
     }
     if (!saves.background) { return; }
@@ -124,8 +127,14 @@ RunSaver::RunSaver(const RunPlan& plan, const std::string& folder, const std::op
 bool RunSaver::validated(int64_t step, double loss) {
     if (!std::isfinite(loss)) { return false; }
     last_ = {step, loss};
-    if (!o_.keep_best || (best_ && loss >= best_->loss)) { return false; }
+    if (!o_.keep_best) { return false; }
+    const bool again = std::exchange(counted_, step) == step;
+    if (best_ && loss >= best_->loss) {
+        since_best_ += !again;
+        return false;
+    }
     best_ = last_;
+    since_best_ = 0;
     return true;
 }
 
@@ -133,6 +142,7 @@ void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) 
     wait();
     record.val_loss = last_ && last_->step == record.state.step ? std::optional(last_->loss) : std::nullopt;
     record.best = best_;
+    record.since_best = since_best_;
     saving_ = std::move(record);
     const auto write = [this](const ReadTensor& from) {
         save_checkpoint(folder_, plan_.config, saving_, from);

@@ -60,8 +60,12 @@ public:
     // Notes a validation, which the next checkpoint of this step will have. True if --keep-best wants one.
     bool validated(int64_t step, double loss);
 
-    bool failed() const { return failed_; }                // the last save
-    const std::string& newest() const { return newest_; }  // the newest checkpoint; "" = none
+    // whether --patience ends the run: so many validations came after the best one
+    bool out_of_patience() const { return o_.patience > 0 && since_best_ >= o_.patience; }
+
+    bool failed() const { return failed_; }                               // the last save
+    const std::optional<Validated>& best() const { return saved_best_; }  // that --keep-best has saved
+    const std::string& newest() const { return newest_; }                 // the newest checkpoint; "" = none
     Error diverged(const std::string& what) const;
 
 private:
@@ -75,7 +79,9 @@ private:
     std::string newest_;
     bool failed_ = false;
     std::optional<Validated> last_, best_, saved_best_;  // the last validation; the best, and the best saved
-    std::unique_ptr<float[]> copy_;                      // parameters and moments in file order; null: none
+    // validations after the best, and the last one's step: a run goes on by the one with which it was saved
+    int64_t since_best_ = 0, counted_ = -1;
+    std::unique_ptr<float[]> copy_;           // parameters and moments in file order; null: none
     std::span<float> parts_[4][kNumTensors];  // of the copy, by State; empty where the optimizer has none
     std::shared_ptr<void> lock_;
     RunRecord saving_;             // the last save's

@@ -182,7 +182,15 @@ private:
         whole_ = first_;
         clock_.restart();
         for (int64_t step = first_; step < plan_.steps; step++) {
-            if (due(step, o_.val_every)) { validate(step); }
+            if (due(step, o_.val_every)) {
+                const double loss = validate(step);
+                if (!stop_requested && saver_->out_of_patience()) {
+                    const std::string why = fmt::format("ended by --patience {}", o_.patience);
+                    log_->event("note", step, {{"text", why}});
+                    screen_.message(fmt::format("step {} | {}", step, why));
+                    return finish(step, loss);
+                }
+            }
             if (due(step, o_.hellaswag_every > 0 ? o_.hellaswag_every : o_.val_every)) { ask(step); }
             if (due(step, o_.sample_every)) { sample(step, 0); }
             const bool late = due(step, o_.save_every) && validated_first(step) &&
@@ -198,7 +206,7 @@ private:
             if (due(step + 1, o_.save_every) && !validated_first(step + 1)) { save(step + 1); }
         }
         drain();
-        return finish();
+        return finish(plan_.steps);
     }
 
     // false: a stop was asked for first, and the step does not happen
@@ -370,23 +378,24 @@ private:
         return saved_or(kExitPreempted);
     }
 
-    // the end: validation, samples, the model; the exit code
-    int finish() {
+    // the end: validation, if it is not done, samples, the model; the exit code
+    int finish(int64_t steps, std::optional<double> validated = std::nullopt) {
         comm_.take_time(true);
-        const bool late = validated_first(plan_.steps);
-        if (clock_.steps > 0 && !late && !due(plan_.steps, o_.save_every)) { save(plan_.steps); }
-        const double loss = validate(plan_.steps);
-        ask(plan_.steps);
-        if (stop_requested) { return stop(plan_.steps); }
-        if (save_requested || (clock_.steps > 0 && late)) { save(plan_.steps); }
-        for (int number = 1; number <= 3 && o_.sample_every > 0; number++) { sample(plan_.steps, number); }
-        if (stop_requested) { return stop(plan_.steps); }
-        gather(plan_.steps);
+        const bool late = validated_first(steps);
+        if (clock_.steps > 0 && !late && !due(steps, o_.save_every)) { save(steps); }
+        const double loss = validated ? *validated : validate(steps);
+        ask(steps);
+        if (stop_requested) { return stop(steps); }
+        if (save_requested || (clock_.steps > 0 && late)) { save(steps); }
+        for (int number = 1; number <= 3 && o_.sample_every > 0; number++) { sample(steps, number); }
+        if (stop_requested) { return stop(steps); }
+        gather(steps);
         saver_->wait();  // the checkpoint first: nobody could go on from model.bin alone
         write_model();
         std::string done = fmt::format("trained {} steps in {}", clock_.steps, duration_text(clock_.seconds));
         if (clock_.steps > 0) { done += fmt::format(", last training loss {:.4f}", clock_.last_loss); }
-        log_->event("end", plan_.steps, {{"text", done}});
+        const std::string best = best_text();
+        log_->event("end", steps, {{"text", done + (best.empty() ? "" : "; " + best)}});
         screen_.message(done);
         if (val_) {
             for (const std::string& line : val_->summary(loss)) { screen_.message(line); }
@@ -407,7 +416,15 @@ private:
                                         o_.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2",
                                         shell_word(folder_)));
         }
+        if (!best.empty()) { screen_.message(best + "; generate, eval and export take it with --best"); }
         return code;
+    }
+
+    // which checkpoint --keep-best found best; "" = none
+    std::string best_text() const {
+        const std::optional<Validated>& best = saver_->best();
+        if (!best) { return ""; }
+        return fmt::format("best: {}, val loss {:.4f}", checkpoint_name(folder_, best->step), best->loss);
     }
 
     // model.bin, and with --export-hf the same for others
