@@ -11,13 +11,14 @@
 #include <vector>
 
 #include "llmc/host/base/floats.h"
+#include "llmc/host/base/fp8.h"
 
 namespace llmc {
 
 // ---- number formats: described rather than built in, so that everything but the launches is type-erased: a value is a
 // double that the format can hold, a buffer is bytes
 
-enum class Dtype { kFp32, kBf16, kFp16, kFp64 };
+enum class Dtype { kFp32, kBf16, kFp16, kFp64, kE4m3, kE5m2 };  // the last two are results only
 
 struct Format {
     const char* name;
@@ -31,8 +32,8 @@ struct Format {
     double underflow() const { return std::ldexp(1.0, std::max(min_exponent() - precision, -1074)); }
 };
 
-inline constexpr Format kFormats[] = {
-    {"fp32", 4, 24, 127}, {"bf16", 2, 8, 127}, {"fp16", 2, 11, 15}, {"fp64", 8, 53, 1023}};
+inline constexpr Format kFormats[] = {{"fp32", 4, 24, 127},  {"bf16", 2, 8, 127}, {"fp16", 2, 11, 15},
+                                      {"fp64", 8, 53, 1023}, {"e4m3", 1, 4, 8},   {"e5m2", 1, 3, 15}};
 inline constexpr Dtype kDtypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16, Dtype::kFp64};
 inline const Format& format_of(Dtype dtype) { return kFormats[(int)dtype]; }
 
@@ -64,6 +65,7 @@ inline uint64_t encode(double value, const Format& f) {
 inline double decode(uint64_t bits, const Format& f) {
     if (f.bytes == 8) { return std::bit_cast<double>(bits); }
     if (f.bytes == 4) { return std::bit_cast<float>((uint32_t)bits); }
+    if (f.bytes == 1) { return f.precision == 4 ? from_e4m3((uint8_t)bits) : from_e5m2((uint8_t)bits); }
     return f.max_exponent == 127 ? from_bf16((uint16_t)bits) : from_fp16((uint16_t)bits);
 }
 

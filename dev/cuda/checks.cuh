@@ -25,6 +25,13 @@ struct Findings {
         if (!v.ok()) { faults.push_back(describe(out, v)); }
         worst = std::max(worst, v.worst);
     }
+    void judge(const Problem& p, const Sums& sums, const std::vector<std::vector<std::byte>>& raw) {
+        for (size_t i = 0; i < p.out.size(); i++) {
+            if (p.out[i].truth) { add(p.out[i], judge_all(p.out[i], sums, raw[i])); }
+        }
+        const std::string apart = p.agree ? p.agree(raw) : "";
+        if (!apart.empty()) { faults.push_back(apart); }
+    }
     void merge(const Findings& other) {
         faults.insert(faults.end(), other.faults.begin(), other.faults.end());
         blocks.insert(blocks.end(), other.blocks.begin(), other.blocks.end());
@@ -41,6 +48,12 @@ inline double patience(const ShootoutOptions& o) {
 
 inline std::string failure_of(const char* version, const Problem& p, const std::string& fault) {
     return fmt::format("FAIL {} {} {} {}, {}", p.op, version, p.shape(), p.inputs, fault);
+}
+
+inline std::vector<std::vector<std::byte>> download_outputs(const TensorSet& set) {
+    std::vector<std::vector<std::byte>> raw;
+    for (const auto& out : set.outputs()) { raw.push_back(out.download()); }
+    return raw;
 }
 
 // Poison, launch, compare everything, look at the guard bands. A rung may refuse a shape or a block
@@ -77,18 +90,10 @@ inline Findings judge_launch(const Version& version, const Problem& p, TensorSet
     findings.blocks = {block};
     Sums sums = version.sums(p.N, p.C, block);
     sums.strict = !p.ordinary();
-    for (size_t i = 0; i < p.out.size(); i++) {
-        findings.add(p.out[i], judge_all(p.out[i], sums, set.outputs()[i].download()));
-    }
+    findings.judge(p, sums, download_outputs(set));
     if (std::string damage = set.damage(); !damage.empty()) { findings.faults.push_back(damage); }
     for (auto& fault : findings.faults) { fault = fmt::format("block {}: {}", block, fault); }
     return findings;
-}
-
-inline std::vector<std::vector<std::byte>> download_outputs(const TensorSet& set) {
-    std::vector<std::vector<std::byte>> raw;
-    for (const auto& out : set.outputs()) { raw.push_back(out.download()); }
-    return raw;
 }
 
 // "" or which output differed from the first launch, and when
@@ -187,10 +192,12 @@ inline Findings check_cpu(const CpuVersion& version, const Problem& p, Times* us
     if (us) { *us = times; }
     Findings findings;
     findings.blocks = {1};
-    for (size_t i = 0; i < p.out.size(); i++) {
-        auto raw = std::as_bytes(std::span(out[i]));
-        findings.add(p.out[i], judge_all(p.out[i], version.sums(p.N, p.C), {raw.begin(), raw.end()}));
+    std::vector<std::vector<std::byte>> all;
+    for (const auto& floats : out) {
+        auto raw = std::as_bytes(std::span(floats));
+        all.emplace_back(raw.begin(), raw.end());
     }
+    findings.judge(p, version.sums(p.N, p.C), all);
     return findings;
 }
 

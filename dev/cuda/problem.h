@@ -43,6 +43,7 @@ struct CallForm {
     bool fp32_weight = false, fp32_gradients = false;  // where the rows are of another type
     bool accumulate_dinp = false, accumulate = false;  // += into dinp; into dweight and dbias
     int in_place = 0;  // a result is written over the first (1) or the second (2) input
+    bool fp8 = false;  // out goes on in fp32, to be rounded to FP8
     int pad = 0;       // elements between the rows, times 1, 2, ... in the problem's matrices
     int offset = 0;    // elements by which every tensor misses its alignment
 
@@ -69,7 +70,7 @@ struct Output {
     const char* name;
     Dtype dtype;
     int64_t rows, cols;  // a vector has one column
-    Values truth;
+    Values truth;        // null: `agree` alone says what it must be
     std::function<double(const Sums& sums, int64_t row, int64_t col)> bound;
     Extent extent = Extent::kMatrix;
     Values initial = nullptr;  // what it holds before: what is added to, or an input; null = nothing
@@ -86,12 +87,17 @@ struct Problem {
     std::vector<Input> in{};
     std::vector<Output> out{};
     CallForm form{};
-    int T = 0;         // as in Shape
-    double flops = 0;  // of an op that is not a matter of bytes alone
+    int T = 0;                  // as in Shape
+    double flops = 0;           // of an op that is not a matter of bytes alone
+    double stream_element = 0;  // bytes, of a stream that is not of dtype's elements
+    // "" or what is wrong with the outputs, beside one another
+    std::function<std::string(const std::vector<std::vector<std::byte>>&)> agree{};
 
     bool ordinary() const { return inputs == kInputsNames[(int)Inputs::kNormal]; }
 
-    double stream_bytes() const { return (double)N * C * format_of(dtype).bytes; }
+    double stream_bytes() const {
+        return (double)N * C * (stream_element > 0 ? stream_element : format_of(dtype).bytes);
+    }
     double useful_bytes() const { return (reads + writes) * stream_bytes(); }
     std::string shape() const {
         if (T > 0) {
@@ -129,6 +135,7 @@ struct CheckItem {
 struct RaceItem {
     Dtype dtype;
     Shape shape;
+    CallForm form{};  // other than plain: instead of the command line's
 };
 
 // ---- the verdict --------------------------------------------------------------------------------

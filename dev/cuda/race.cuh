@@ -242,7 +242,8 @@ inline std::vector<Version> contestants(const Race& race, const Problem& p) {
 // --latency: the roof is one block that copies the rows, over the ring that the versions go round.
 inline void race_item(Race& race, const RaceItem& item) {
     const ShootoutOptions& o = race.options;
-    Problem p = race.shootout.problem(item.dtype, item.shape, Inputs::kNormal, form_of(o));
+    Problem p = race.shootout.problem(item.dtype, item.shape, Inputs::kNormal,
+                                      item.form.plain() ? form_of(o) : item.form);
     require(p.N > 0, "--shape: a race needs at least one row");
     auto versions = contestants(race, p);
     if (versions.empty()) {
