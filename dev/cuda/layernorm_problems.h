@@ -114,7 +114,8 @@ inline void add_forward(Problem& p, const Values& x, Inputs kind) {
     if (exact) {  // as T stores it: bias may be wider
         truth = make_values(p.dtype, p.N, p.C, [&](int64_t, int col) { return bias ? (*bias)[col] : 0.0; });
     }
-    Bound out = [=, C = p.C, r = Roundings(form.fp8 ? Dtype::kFp32 : p.dtype)](const Sums& sums, int64_t row, int64_t c) {
+    Bound out = [=, C = p.C, r = Roundings(form.fp8 ? Dtype::kFp32 : p.dtype)](const Sums& sums, int64_t row,
+                                                                               int64_t c) {
         if (exact && sums.from_first) { return 0.0; }
         return out_bound(r, sums, t->spread(sums, row), t->rstd[row], weight ? (*weight)[c] : 1,
                          bias ? (*bias)[c] : 0, t->out[row * C + c]);
