@@ -12,11 +12,13 @@ GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with 
     dev/bench/bench_layernorm.py --sweep               M = 4096, N = 512 i, i = 2 .. 31, float16
     dev/bench/bench_layernorm.py --gpt2                the shapes of GPT-2, bfloat16 and float32
     dev/bench/bench_layernorm.py --sweep --gpt2 --quick
+    dev/bench/bench_layernorm.py --fp8 [--json FILE]   LayerNorm to e4m3 and its transpose, bfloat16, by kernel time alone
     dev/bench/tables.py --take FOLDER race/points            what is in --out FOLDER, as this project's figures
 
 A point is added to FOLDER/points.jsonl once it is measured, --quick's points first; the same command goes on where one
 ended, by Ctrl-C, a time limit or a GPU that fails, with a report of what was measured. A provider that fails gets a note
-in place of its times. Exit 1 if ours failed or is wrong anywhere. Result: make tables
+in place of its times. Exit 1 if ours failed or is wrong anywhere; with
+--fp8 also where ours is not 1.3 times as fast as each peer. Result: make tables
 """
 import collections
 import contextlib
@@ -31,7 +33,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from lab import measured_here, needs, parser, shape
+from lab import add_rows, measured_here, needs, parser, shape
 
 needs(__doc__, "torch", "triton")
 import torch
@@ -50,6 +52,7 @@ FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 SWEEP = [Shape(4096, 512 * i, FP16) for i in range(2, 32)]
 GPT2 = ([Shape(65536, C, BF16) for C in (768, 1024, 1280, 1600)] + [Shape(8192, C, BF16) for C in (768, 1600)]
         + [Shape(65536, C, FP32) for C in (768, 1024, 1280, 1600)] + [Shape(8192, 768, FP32)])
+FP8 = [Shape(65536, 768, BF16), Shape(32768, 1280, BF16), Shape(16384, 1600, BF16)]
 QUICK = [Shape(4096, 512 * i, FP16) for i in (2, 4, 8, 16, 24, 31)] + [
     Shape(65536, 768, BF16), Shape(8192, 768, BF16), Shape(65536, 768, FP32)]
 
@@ -233,6 +236,37 @@ def warm_up(points):
     print(f"compiled for {len(points)} shapes, {failed} failed: {time.perf_counter() - start:.1f} s", flush=True)
 
 
+# ---- to FP8 ----------------------------------------------------------------------------------------------------------
+def race_fp8(path):
+    """the exit code"""
+    lines = []
+    for point in FP8:
+        problem, rows, runners = Problem(point, "forward"), {}, {}  # 4 bytes an element, as a LayerNorm in bfloat16
+        x, weight, bias = (t.detach() for t in (problem.x[0], problem.weight, problem.bias))
+        problem.x, problem.weight, problem.bias = [t.detach() for t in problem.x], weight, bias
+        for name, make in layernorm_peers.fp8_peers().items():
+            rows[name] = {}
+            try:
+                apply = make()
+                right = layernorm_peers.fp8_is_right(apply(x, weight, bias), x, weight, bias)
+                runners |= {name: Autograd(apply, problem)} if right else {}
+                rows[name] |= {} if right else {"note": "WRONG"}
+            except Exception as error:  # the others go on
+                note_failure(error, rows[name])
+        kernel_times(runners, problem, rows)
+        us = {name: row["us"] for name, row in rows.items() if "us" in row}
+        ours, fastest = us.pop("ours", math.inf), min(us, key=us.get)
+        lines.append({"N": point.N, "C": point.C, "ours us": ours, "ours GB/s": rows["ours"].get("GB/s"), "fastest": fastest,
+                      "its us": us[fastest], "its us / ours": round(us[fastest] / ours, 3)})
+        print(shape({**lines[-1], "dtype": "bf16"}), {name: row.get("us", row.get("note")) for name, row in rows.items()},
+              lines[-1], sep="\n", flush=True)
+        del runners, problem
+        torch.cuda.empty_cache()
+    if path:
+        add_rows(path, measured_here("bench_layernorm.py --fp8", triton=triton.__version__), lines, "N", "C")
+    return int(any(line["its us / ours"] < 1.3 for line in lines))
+
+
 # ---- all of it -------------------------------------------------------------------------------------------------------
 def conclude(folder, lost):
     """prints the tables and verdicts; lost: what ended the race, or None; returns the exit code"""
@@ -253,14 +287,19 @@ def main():
     p = parser(__doc__)
     p.add_argument("--sweep", action="store_true", help="4096 x 512 i, i = 2 .. 31, float16")
     p.add_argument("--gpt2", action="store_true", help="the shapes of GPT-2")
+    p.add_argument("--fp8", action="store_true", help="LayerNorm to e4m3 and its transpose, alone")
+    p.add_argument("--json", metavar="FILE", help="with --fp8: its rows are added to FILE")
     p.add_argument("--quick", action="store_true", help="a few of their points")
     p.add_argument("--out", type=Path, default="build/bench_layernorm", metavar="FOLDER",
                    help="what is there is not measured again")
     o = p.parse_args()
-    if not (o.sweep or o.gpt2):
-        p.error("nothing to do: --sweep, --gpt2 or both")
+    if not (o.sweep or o.gpt2 or o.fp8):
+        p.error("nothing to do: --sweep, --gpt2, both, or --fp8")
     if not torch.cuda.is_available():
         p.error("no CUDA device")
+    if o.fp8:
+        torch.cuda.set_stream(torch.cuda.Stream())
+        return race_fp8(o.json)
     wanted = (SWEEP if o.sweep else []) + (GPT2 if o.gpt2 else [])
     # QUICK's first: what is cut short has them
     points = [s for s in wanted if s in QUICK] + ([] if o.quick else [s for s in wanted if s not in QUICK])

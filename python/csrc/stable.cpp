@@ -1,4 +1,4 @@
-// torch.ops.plumb_layernorm_stable: the library's two calls over PyTorch's stable ABI, one file for every
+// torch.ops.plumb_layernorm_stable: the library's calls over PyTorch's stable ABI, one file for every
 // PyTorch from 2.10 on. That ABI has no autograd: python/plumb_layernorm/_stable.py puts
 // torch.autograd.Function around these. They write into tensors of the caller's, who has checked them:
 // contiguous, of fitting types, on one device.
@@ -111,8 +111,36 @@ void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTens
     check(llmc_layernorm_backward(&a));
 }
 
+// statistics: (2,N); amax is raised
+void forward_fp8(const Tensor& out, const MaybeTensor& transposed, const Tensor& amax,
+                 const Tensor& statistics, const MaybeTensor& sum, const Tensor& x,
+                 const MaybeTensor& residual, const Tensor& weight, const Tensor& bias, const Tensor& scale,
+                 double eps) {
+    StablePlace place(x.get_device_index());
+    llmc_layernorm_forward_fp8_args a{};
+    a.struct_size = sizeof a;
+    a.dtype = type_code(x);
+    a.C = weight.numel();
+    a.N = x.numel() / a.C;
+    a.eps = eps;
+    a.out = out.mutable_data_ptr();
+    a.transposed = writable(transposed);
+    a.amax = (float*)amax.mutable_data_ptr();
+    a.mean = (float*)statistics.mutable_data_ptr();
+    a.rstd = a.mean + a.N;
+    a.inp = x.const_data_ptr();
+    a.weight = weight.const_data_ptr();
+    a.bias = bias.const_data_ptr();
+    a.scale = (const float*)scale.const_data_ptr();
+    a.residual = writable(sum);
+    a.inp2 = readable(residual);
+    a.stream = place.stream();
+    check(llmc_layernorm_forward_fp8(&a));
+}
+
 void kernels(torch::stable::detail::StableLibrary& m) {
     m.impl("forward", TORCH_BOX(&forward));
+    m.impl("forward_fp8", TORCH_BOX(&forward_fp8));
     m.impl("backward", TORCH_BOX(&backward));
 }
 
@@ -127,6 +155,10 @@ STABLE_TORCH_LIBRARY(plumb_layernorm_stable, m) {
         "backward(Tensor(a!)? dx, Tensor(b!)? dweight, Tensor(c!)? dbias, Tensor dout, Tensor x, Tensor "
         "statistics, "
         "Tensor? weight, int C, bool accumulate_dx) -> ()");
+    m.def(
+        "forward_fp8(Tensor(a!) out, Tensor(b!)? transposed, Tensor(c!) amax, Tensor(d!) statistics, "
+        "Tensor(e!)? sum, "
+        "Tensor x, Tensor? residual, Tensor weight, Tensor bias, Tensor scale, float eps) -> ()");
 }
 
 static const torch::stable::detail::StableTorchLibraryInit device_kernels(

@@ -4,6 +4,7 @@
     count = plumb_layernorm.replace_layernorms(model)      # every nn.LayerNorm of a model, in place
     y = plumb_layernorm.layer_norm(x, (768,), weight, bias)
     y, residual = plumb_layernorm.residual_layer_norm(x, residual, (768,), weight, bias)
+    r = plumb_layernorm.layer_norm_fp8(x, weight, bias, scale)     # e4m3 for torch._scaled_mm: its help says more
 
 What the kernels take: float32, bfloat16, float16 and float64 on a CUDA device; weight and bias of x's type,
 or both of float32 beside 16 bits; either may be None. Everything else, CPU tensors above all, goes to
@@ -38,8 +39,9 @@ PLUMB_LAYERNORM_BACKEND=stable in the environment asks for one.
 import torch
 
 from ._backend import backend, layer_norm as _layer_norm, residual_layer_norm as _residual_layer_norm
+from ._fp8 import LayerNormFp8, layer_norm_fp8
 
-__all__ = ["LayerNorm", "backend", "layer_norm", "replace_layernorms", "residual_layer_norm"]
+__all__ = ["LayerNorm", "LayerNormFp8", "backend", "layer_norm", "layer_norm_fp8", "replace_layernorms", "residual_layer_norm"]
 
 
 def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):

@@ -55,6 +55,7 @@ if backend == "extension":
     load(extension_file())
     layer_norm = torch.ops.plumb_layernorm.layer_norm.default
     residual_layer_norm = torch.ops.plumb_layernorm.residual_layer_norm.default
+    load(FOLDER / "libplumb_stable.so")  # for _fp8.py
 elif backend == "stable":
     load(FOLDER / "libplumb_stable.so")
     from ._stable import layer_norm, residual_layer_norm

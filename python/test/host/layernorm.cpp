@@ -2,11 +2,14 @@
 // without a GPU
 #include "llmc/layernorm/c_abi.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
+
+#include "llmc/host/base/fp8.h"
 
 namespace {
 
@@ -114,6 +117,35 @@ int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
     if (!(args->eps >= 0)) { return refuse(LLMC_LAYERNORM_INVALID, "eps is negative, expected 0 or more"); }
     std::vector<double> row(args->C);
     for (int64_t n = 0; n < args->N; ++n) { forward_row(*args, n, row); }
+    return LLMC_LAYERNORM_OK;
+}
+
+int llmc_layernorm_forward_fp8(const llmc_layernorm_forward_fp8_args* args) {
+    const auto& a = *args;
+    if (a.struct_size != sizeof a) { return refuse(LLMC_LAYERNORM_INVALID, "struct_size"); }
+    std::vector<double> x((size_t)(a.N * a.C)), y(x), weight((size_t)a.C), bias(weight), mean((size_t)a.N), rstd(mean);
+    for (int64_t i = 0; i < a.N * a.C; ++i) {
+        x[i] = get(a.inp, a.dtype, i);
+        if (a.residual == nullptr) { continue; }
+        x[i] = rounded(a.dtype, x[i] + get(a.inp2, a.dtype, i));
+        put(a.residual, a.dtype, i, x[i]);
+    }
+    for (int64_t c = 0; c < a.C; ++c) {
+        weight[c] = get(a.weight, a.dtype, c);
+        bias[c] = get(a.bias, a.dtype, c);
+    }
+    llmc_layernorm_forward_args f{.struct_size = sizeof f, .dtype = LLMC_LAYERNORM_FLOAT64};
+    f.out = y.data(), f.mean = mean.data(), f.rstd = rstd.data(), f.inp = x.data();
+    f.weight = weight.data(), f.bias = bias.data(), f.N = a.N, f.C = a.C, f.eps = a.eps;
+    if (int status = llmc_layernorm_forward(&f); status != LLMC_LAYERNORM_OK) { return status; }
+    for (int64_t i = 0; i < a.N * a.C; ++i) {
+        const uint8_t bits = llmc::to_e4m3((float)(y[i] * *a.scale));
+        ((uint8_t*)a.out)[i] = bits;
+        if (a.transposed != nullptr) { ((uint8_t*)a.transposed)[i % a.C * a.N + i / a.C] = bits; }
+        *a.amax = std::max(*a.amax, (float)std::abs(y[i]));
+    }
+    std::copy(mean.begin(), mean.end(), a.mean);
+    std::copy(rstd.begin(), rstd.end(), a.rstd);
     return LLMC_LAYERNORM_OK;
 }
 
