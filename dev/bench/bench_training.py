@@ -8,12 +8,16 @@ not depend on them. A step is everything from tokens to updated weights. The ord
 PyTorch, program, each a process of its own that trains for 10 seconds before the steps that count; the figure is the
 median over all of a side's steps.
 
+--fp8: beside both, the same PyTorch with the blocks' linear layers in torchao's float8, tensorwise and rowwise, where torchao is
+installed; TransformerEngine has no part in it.
+
     dev/bench/bench_training.py [--model d12 --batch 64] [--tune-gemm] [--fp8] [--json FILE]
 
 --json FILE: the row is added to FILE, in place of an older one of the same model, batch, --tune-gemm and --fp8. Not if PyTorch is
 slower here than it can be (SLOWEST below): then something is wrong with it, and the comparison does not count; exit 1.
 """
 import datetime
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -63,8 +67,8 @@ def choose_attention(batch, heads, channels):
     return best.name
 
 
-def pytorch_steps(layers, heads, channels, batch):
-    """the times in ms of the steps that count, and what was found on the way"""
+def pytorch_steps(layers, heads, channels, batch, fp8=None):
+    """the times in ms of the steps that count, and what was found on the way; fp8: a recipe of torchao"""
     torch.manual_seed(1)
     attention = choose_attention(batch, heads, channels)
     model = GPT2(Config(LENGTH, PADDED, layers, heads, channels, PADDED)).cuda()
@@ -72,6 +76,10 @@ def pytorch_steps(layers, heads, channels, batch):
     for p in parameters:
         if p.dim() == 2:
             torch.nn.init.normal_(p, std=0.02)
+    if fp8:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        convert_to_float8_training(model.blocks, config=Float8LinearConfig.from_recipe_name(fp8))
+        parameters = list(model.parameters())
     optimizer = make_optimizer(parameters, 1e-4, 0.9, 0.95, 1e-8, 0.1)
     tokens = torch.randint(0, VOCABULARY, (batch, LENGTH + 1), device="cuda")
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -125,6 +133,16 @@ def program_steps(a, folder):
             program.kill()
 
 
+def pytorch_recipes(a):
+    """None: bf16"""
+    if not a.fp8:
+        return [None]
+    if importlib.util.find_spec("torchao") is None:
+        print("without torchao's float8: no package torchao; expected: pip install torchao", flush=True)
+        return [None]
+    return [None, "tensorwise", "rowwise"]
+
+
 def summary(ms, a):
     quantiles, median = statistics.quantiles(ms, n=5), statistics.median(ms)
     return {"ms": f"{median:.2f}", "p20": f"{quantiles[0]:.2f}", "p80": f"{quantiles[3]:.2f}",
@@ -141,7 +159,7 @@ def main():
     a = p.parse_args()
     layers = int(a.model[1:])
     name, heads, channels = MODELS.get(a.model, (a.model, layers, 64 * layers))
-    ours, theirs, facts = [], [], {}
+    ours, theirs, facts = [], {recipe: [] for recipe in pytorch_recipes(a)}, {}
     with tempfile.TemporaryDirectory() as folder:
         draw = random.Random(1)
         write_shard(folder + "/tokens.bin", [draw.randrange(VOCABULARY) for _ in range(4 * a.batch * LENGTH + 1)])
@@ -149,16 +167,20 @@ def main():
             if turn % 2 == 0:
                 ms = program_steps(a, folder)
                 ours += ms
-            else:
+                print(f"program: median {statistics.median(ms):.2f} ms of {len(ms)} steps", flush=True)
+                continue
+            for recipe, found in theirs.items():
                 with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                    ms, facts = pool.submit(pytorch_steps, layers, heads, channels, a.batch).result()
-                theirs += ms
-            who = "PyTorch" if turn % 2 else "program"
-            print(f"{who}: median {statistics.median(ms):.2f} ms of {len(ms)} steps", flush=True)
+                    ms, facts[recipe] = pool.submit(pytorch_steps, layers, heads, channels, a.batch, recipe).result()
+                found += ms
+                who = f"torchao {recipe}" if recipe else "PyTorch"
+                print(f"{who}: median {statistics.median(ms):.2f} ms of {len(ms)} steps", flush=True)
+    facts, bf16 = facts[None], theirs.pop(None)
     row = {"model": name, "batch": a.batch, "tune_gemm": a.tune_gemm, "plumb": summary(ours, a),
-           "pytorch": summary(theirs, a), "ratio": f"{statistics.median(theirs) / statistics.median(ours):.3f}",
+           "pytorch": summary(bf16, a), "ratio": f"{statistics.median(bf16) / statistics.median(ours):.3f}",
            "attention": facts["attention"], "pytorch_gib": f"{facts['gib']:.1f}", "date": datetime.date.today().isoformat()}
     row |= {"fp8": True} if a.fp8 else {}
+    row |= {f"torchao {recipe}": summary(ms, a) for recipe, ms in theirs.items()}
     print(json.dumps(row))
     rate = float(row["pytorch"]["tokens_per_s"])
     for (model, batch, gpu), slowest in SLOWEST.items():

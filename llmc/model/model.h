@@ -90,6 +90,8 @@ struct MemoryPlan {
     int64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0;  // bytes
     int64_t available = 0;  // bytes free now on the device, -1 = unknown
     int64_t total() const { return parameters + gradients + optimizer + activations; }
+    // with --fp8, of the activations above: the weights in e4m3, and how much less the rest is than without
+    int64_t fp8_weights = 0, fp8_saved = 0;
 };
 
 // Throws Error(kExitDevice) if there is less than the plan takes: a small file can ask for a large model.

@@ -158,3 +158,14 @@ TEST_CASE("fp8 model: what it cannot be is refused with the reason") {
     CHECK(refused(kConfig, 3, 31).find("93 tokens") != std::string::npos);
     CHECK(error_of([&] { Fp32Model::plan(kConfig, 2, 32, kFp8); }).exit_code == kExitUsage);
 }
+
+// of a layer ln1, ln2 and GELU's output in bf16 are not kept, but three inputs in e4m3; beside them those in turns
+TEST_CASE("fp8 model: the plan says what is saved, and what weights take") {
+    const GPT2Config c{1024, 50257, 50304, 12, 12, 768};
+    const MemoryPlan fp8 = Bf16Model::plan(c, 8, 1024, kFp8), bf16 = Bf16Model::plan(c, 8, 1024);
+    const int64_t rows = 8 * 1024 * 768;
+    CHECK(fp8.fp8_weights == 12 * 12 * 768 * 768 * 2);
+    CHECK(bf16.activations - fp8.activations == fp8.fp8_saved - fp8.fp8_weights);
+    CHECK(std::abs((double)fp8.fp8_saved / rows - (12 * (2 * 6 - 3) - 13)) < 0.5);  // scratch of sums is larger
+    CHECK(bf16.fp8_weights == 0);
+}

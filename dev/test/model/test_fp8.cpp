@@ -10,6 +10,8 @@
 #include "llmc/model/cpu/fp8_rounding.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/gpu/fp8_blocks.cuh"
+#include "llmc/model/run/plan.h"
 
 using namespace llmc;
 
@@ -158,4 +160,43 @@ TEST_CASE("fp8: a run goes on without it and with it, and says so; ranks give th
               std::string("--fp8 --steps 3 --total-batch 96 --reduce-groups 4 --ranks ") + ranks);
     }
     runs.check_same("ranks4", "ranks2");
+}
+
+namespace {
+
+struct Counted {  // Arena of llmc/cuda/resources.cuh, without a block
+    int64_t bytes = 0;
+    template <typename T>
+    T* take(int64_t n) {
+        bytes += (n * (int64_t)sizeof(T) + 255) / 256 * 256;
+        return nullptr;
+    }
+    int64_t used() const { return bytes; }
+};
+
+}  // namespace
+
+// 774M; a block has matrices of 3, 1, 4 and 4 times C x C, each twice; for backward a layer's three inputs are kept, beside
+// rows in which layers take turns: 4 C three times, and C
+TEST_CASE("fp8: what is taken on a GPU for weights and for the rest, and the plan's lines of it") {
+    const GPT2Config c{1024, 50257, 50304, 36, 20, 1280};
+    const int64_t N = 16 * 1024, C = c.channels, scales = 4 * 3 * 36 * 4 * (1 + kFp8History + 1 + kFp8Inverse);
+    for (Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
+        Counted arena;
+        const Fp8Memory memory(c, N, {.recompute = recompute, .fp8 = true}, arena);
+        CHECK(memory.weight_bytes == 36 * 12 * C * C * 2);
+        const int64_t kept = recompute == Recompute::kBlock ? 1 : 36;
+        CHECK(std::abs(arena.bytes - memory.weight_bytes - (3 * kept + 13) * N * C - scales) < 4 * 256);
+    }
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    RunPlan plan;
+    plan.options.train_data = folder / "train.bin", plan.options.seq_len = 12;
+    const DataLoader data(plan.options.train_data, 12, 1, false);
+    auto text = [&](MemoryPlan m) { return describe_run(plan, data, nullptr, m, Device{"a GPU", 0, ""}); };
+    CHECK_FALSE(contains(text({}), "FP8"));
+    const std::string less = text({.fp8_weights = (int64_t)3 << 30, .fp8_saved = (int64_t)5 << 30});
+    CHECK(contains(less, "FP8        | weights 3.00 GiB, in both orders, among the activations\n"));
+    CHECK(contains(less, "           | the other activations 5.00 GiB less than without --fp8\n"));
+    CHECK(contains(text({.fp8_weights = 1, .fp8_saved = -((int64_t)1 << 30)}), "activations 1.00 GiB more than"));
 }

@@ -1,11 +1,11 @@
 // With --fp8 the products of the blocks' four linear layers are of FP8 matrices: what they lie in, and the products.
 // Activations and weights are in e4m3, gradients in e5m2. What is read for a gradient of a weight is there transposed, from the
-// same read: of forward the input of each layer, but for GELU's output, which backward makes again.
+// same read: of forward the input of each layer, but for GELU's output, which backward makes again. No header of CUDA: what is
+// taken is tested without one.
 #pragma once
 #include <array>
 #include <vector>
 
-#include "llmc/cuda/check.cuh"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/layernorm/layernorm_fp8.h"
 #include "llmc/model/fp8_tensors.h"
@@ -24,6 +24,7 @@ struct Fp8Memory {
     int rank = 0;
     std::vector<Layer> layers;
     Fp8Scales scales;
+    int64_t weight_bytes = 0;  // of weight and weight_t
     // Of one layer, in turn: its input (N,4C), in backward GELU's output (4C,N); the gradient of its output (N,4C) and
     // (4C,N); and (C,N) of the residual stream's.
     uint8_t *input = nullptr, *gradient = nullptr, *gradient_t = nullptr, *dresidual_t = nullptr;
@@ -47,27 +48,16 @@ struct Fp8Memory {
                 if (kFp8Weights[i] != kFcprojw) {
                     layer.input_t[i] = shared && l > 0 ? layers[0].input_t[i] : take(N * C);
                 }
+                const int64_t before = arena.used();
                 layer.weight[i] = take(size);
                 layer.weight_t[i] = take(size);
+                weight_bytes += arena.used() - before;
             }
         }
         input = take(4 * N * C);
         gradient = take(4 * N * C);
         gradient_t = take(4 * N * C);
         dresidual_t = take(N * C);
-    }
-
-    void set_first_scales(int64_t rows, cudaStream_t stream) const {
-        std::vector<float> first(scales.n), inverse(scales.n * kFp8Inverse);
-        for (int64_t i = 0; i < scales.n; i++) {
-            first[i] = first_fp8_scale(i < scales.gradients ? Fp8Role::kInput : Fp8Role::kGradient, rows);
-            inverse[i * kFp8Inverse] = 1 / first[i];
-        }
-        for (auto [to, from] : {std::pair{scales.scale, &first}, {scales.inverse, &inverse}}) {
-            check(cudaMemcpyAsync(to, from->data(), from->size() * sizeof(float), cudaMemcpyHostToDevice,
-                                  stream));
-        }
-        check(cudaStreamSynchronize(stream));  // the copies read vectors that end here
     }
 
     int64_t place(Fp8Role role, int weight, int l) const { return fp8_place(config, role, weight, l); }

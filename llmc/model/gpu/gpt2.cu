@@ -48,8 +48,15 @@ template <typename T, typename Grad>
 MemoryPlan GPT2<T, Grad>::plan(const GPT2Config& c, int B, int seq_len, const ModelSettings& settings) {
     constexpr int64_t kReserve = 256 << 20;      // bytes left free for CUDA's own modules and cuBLASLt's
     constexpr int64_t kNcclReserve = 768 << 20;  // and for what NCCL takes
-    MemoryPlan plan =
-        Memory(require_possible(c, B, seq_len, settings, sizeof(T)), B, seq_len, settings, Arena()).plan;
+    const Memory memory(require_possible(c, B, seq_len, settings, sizeof(T)), B, seq_len, settings, Arena());
+    MemoryPlan plan = memory.plan;
+    if (settings.fp8) {
+        ModelSettings without = settings;
+        without.fp8 = false;
+        plan.fp8_weights = memory.fp8.weight_bytes;
+        plan.fp8_saved = Memory(c, B, seq_len, without, Arena()).plan.activations -
+                         (plan.activations - plan.fp8_weights);
+    }
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total));
     const int64_t reserve = kReserve + (settings.ranks > 1 ? kNcclReserve : 0);

@@ -81,7 +81,17 @@ struct GPT2Network {
     void set_first_scales(bool restored) {
         if constexpr (kCanFp8) {
             const Fp8Scales& scales = mem.fp8.scales;
-            mem.fp8.set_first_scales((int64_t)mem.B * mem.seq_len, stream);
+            std::vector<float> first(scales.n), inverse(scales.n * kFp8Inverse);
+            for (int64_t i = 0; i < scales.n; i++) {
+                const Fp8Role role = i < scales.gradients ? Fp8Role::kInput : Fp8Role::kGradient;
+                first[i] = first_fp8_scale(role, (int64_t)mem.B * mem.seq_len);
+                inverse[i * kFp8Inverse] = 1 / first[i];
+            }
+            for (auto [to, from] : {std::pair{scales.scale, &first}, {scales.inverse, &inverse}}) {
+                check(cudaMemcpyAsync(to, from->data(), from->size() * sizeof(float), cudaMemcpyHostToDevice,
+                                      stream));
+            }
+            check(cudaStreamSynchronize(stream));  // the copies read vectors that end here
             check(cudaMemsetAsync(scales.amax, 0, scales.ranks * scales.n * sizeof(float), stream));
             if (restored) { return restore_fp8_scales(scales, stream); }
             check(cudaMemsetAsync(scales.history, 0, scales.n * kFp8History * sizeof(float), stream));

@@ -507,6 +507,11 @@ std::string describe_run(const RunPlan& plan, const DataLoader& data, const Vali
     line("memory", "{} = parameters {} + gradients {} + optimizer {} + activations {}; available {}",
          bytes_text(m.total()), bytes_text(m.parameters), bytes_text(m.gradients), bytes_text(m.optimizer),
          bytes_text(m.activations), m.available >= 0 ? bytes_text(m.available) : "unknown");
+    if (m.fp8_weights > 0) {
+        line("FP8", "weights {}, in both orders, among the activations", bytes_text(m.fp8_weights));
+        line("", "the other activations {} {} than without --fp8", bytes_text(std::abs(m.fp8_saved)),
+             m.fp8_saved >= 0 ? "less" : "more");
+    }
     return text;
 }
 
