@@ -242,15 +242,17 @@ def race_fp8(path):
     lines = []
     for point in FP8:
         problem, rows, runners = Problem(point, "forward"), {}, {}  # 4 bytes an element, as a LayerNorm in bfloat16
-        x, weight, bias = (t.detach() for t in (problem.x[0], problem.weight, problem.bias))
-        problem.x, problem.weight, problem.bias = [t.detach() for t in problem.x], weight, bias
+        for tensor in (*problem.x, problem.weight, problem.bias):
+            tensor.requires_grad_(False)
+        given = problem.x[0], problem.weight, problem.bias
         for name, make in layernorm_peers.fp8_peers().items():
             rows[name] = {}
             try:
                 apply = make()
-                right = layernorm_peers.fp8_is_right(apply(x, weight, bias), x, weight, bias)
-                runners |= {name: Autograd(apply, problem)} if right else {}
-                rows[name] |= {} if right else {"note": "WRONG"}
+                if layernorm_peers.fp8_is_right(apply(*given), *given):
+                    runners[name] = Autograd(apply, problem)
+                else:
+                    rows[name]["note"] = "WRONG"
             except Exception as error:  # the others go on
                 note_failure(error, rows[name])
         kernel_times(runners, problem, rows)
@@ -258,9 +260,8 @@ def race_fp8(path):
         ours, fastest = us.pop("ours", math.inf), min(us, key=us.get)
         lines.append({"N": point.N, "C": point.C, "ours us": ours, "ours GB/s": rows["ours"].get("GB/s"), "fastest": fastest,
                       "its us": us[fastest], "its us / ours": round(us[fastest] / ours, 3)})
-        print(shape({**lines[-1], "dtype": "bf16"}), {name: row.get("us", row.get("note")) for name, row in rows.items()},
-              lines[-1], sep="\n", flush=True)
-        del runners, problem
+        print({name: row.get("us", row.get("note")) for name, row in rows.items()}, lines[-1], sep="\n", flush=True)
+        del runners, problem, given, tensor
         torch.cuda.empty_cache()
     if path:
         add_rows(path, measured_here("bench_layernorm.py --fp8", triton=triton.__version__), lines, "N", "C")

@@ -1,5 +1,5 @@
 """LayerNorm whose result torch._scaled_mm reads, over the operator of csrc/stable.cpp."""
-from typing import NamedTuple, Optional
+from collections import namedtuple
 
 import torch
 
@@ -11,13 +11,7 @@ if backend != "torch":
     torch.library.register_fake("plumb_layernorm_stable::forward_fp8", lambda *arguments: None)
 
 
-class LayerNormFp8(NamedTuple):
-    out: torch.Tensor  # (rows,C) float8_e4m3fn
-    transposed: Optional[torch.Tensor]  # (C,rows), the same numbers
-    amax: torch.Tensor  # (1) float32
-    mean: torch.Tensor  # (rows) float32
-    rstd: torch.Tensor
-    residual: Optional[torch.Tensor]  # x + residual, like x
+LayerNormFp8 = namedtuple("LayerNormFp8", "out transposed amax mean rstd residual")
 
 
 def require(condition, error, found, expected):
@@ -42,7 +36,7 @@ def check(x, weight, bias, scale, residual, amax):
     for name, t in one.items():
         require(t.numel() == 1, ValueError, f"{name} is of shape {tuple(t.shape)}", "one number for all of the tensor")
     for name, t in bf16.items():
-        shape = x.shape if name in ("x", "residual") else x.shape[-1:]
+        shape = x.shape if t is residual or t is x else x.shape[-1:]
         require(t.shape == shape, ValueError, f"{name} is of shape {tuple(t.shape)}", f"{tuple(shape)}")
     require(not learns(x, weight, bias, residual), RuntimeError, "a gradient is wanted, and this has none",
             "a call in torch.autograd.Function, as help(plumb_layernorm.layer_norm_fp8) says, or under torch.no_grad()")

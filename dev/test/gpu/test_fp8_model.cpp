@@ -166,6 +166,7 @@ TEST_CASE("fp8 model: the plan says what is saved, and what weights take") {
     const int64_t rows = 8 * 1024 * 768;
     CHECK(fp8.fp8_weights == 12 * 12 * 768 * 768 * 2);
     CHECK(bf16.activations - fp8.activations == fp8.fp8_saved - fp8.fp8_weights);
-    CHECK(std::abs((double)fp8.fp8_saved / rows - (12 * (2 * 6 - 3) - 13)) < 0.5);  // scratch of sums is larger
+    CHECK(std::abs((double)fp8.fp8_saved / rows - (12 * (2 * 6 - 3) - 13)) <
+          0.5);  // scratch of sums is larger
     CHECK(bf16.fp8_weights == 0);
 }

@@ -180,7 +180,8 @@ struct Counted {  // Arena of llmc/cuda/resources.cuh, without a block
 // rows in which layers take turns: 4 C three times, and C
 TEST_CASE("fp8: what is taken on a GPU for weights and for the rest, and the plan's lines of it") {
     const GPT2Config c{1024, 50257, 50304, 36, 20, 1280};
-    const int64_t N = 16 * 1024, C = c.channels, scales = 4 * 3 * 36 * 4 * (1 + kFp8History + 1 + kFp8Inverse);
+    const int64_t N = 16 * 1024, C = c.channels,
+                  scales = 4 * 3 * 36 * 4 * (1 + kFp8History + 1 + kFp8Inverse);
     for (Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
         Counted arena;
         const Fp8Memory memory(c, N, {.recompute = recompute, .fp8 = true}, arena);
@@ -198,5 +199,6 @@ TEST_CASE("fp8: what is taken on a GPU for weights and for the rest, and the pla
     const std::string less = text({.fp8_weights = (int64_t)3 << 30, .fp8_saved = (int64_t)5 << 30});
     CHECK(contains(less, "FP8        | weights 3.00 GiB, in both orders, among the activations\n"));
     CHECK(contains(less, "           | the other activations 5.00 GiB less than without --fp8\n"));
-    CHECK(contains(text({.fp8_weights = 1, .fp8_saved = -((int64_t)1 << 30)}), "activations 1.00 GiB more than"));
+    CHECK(contains(text({.fp8_weights = 1, .fp8_saved = -((int64_t)1 << 30)}),
+                   "activations 1.00 GiB more than"));
 }

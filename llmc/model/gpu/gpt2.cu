@@ -54,8 +54,8 @@ MemoryPlan GPT2<T, Grad>::plan(const GPT2Config& c, int B, int seq_len, const Mo
         ModelSettings without = settings;
         without.fp8 = false;
         plan.fp8_weights = memory.fp8.weight_bytes;
-        plan.fp8_saved = Memory(c, B, seq_len, without, Arena()).plan.activations -
-                         (plan.activations - plan.fp8_weights);
+        plan.fp8_saved =
+            Memory(c, B, seq_len, without, Arena()).plan.activations - (plan.activations - plan.fp8_weights);
     }
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total));

@@ -123,7 +123,8 @@ int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
 int llmc_layernorm_forward_fp8(const llmc_layernorm_forward_fp8_args* args) {
     const auto& a = *args;
     if (a.struct_size != sizeof a) { return refuse(LLMC_LAYERNORM_INVALID, "struct_size"); }
-    std::vector<double> x((size_t)(a.N * a.C)), y(x), weight((size_t)a.C), bias(weight), mean((size_t)a.N), rstd(mean);
+    std::vector<double> x((size_t)(a.N * a.C)), y(x), weight((size_t)a.C), bias(weight), mean((size_t)a.N),
+        rstd(mean);
     for (int64_t i = 0; i < a.N * a.C; ++i) {
         x[i] = get(a.inp, a.dtype, i);
         if (a.residual == nullptr) { continue; }
@@ -131,8 +132,7 @@ int llmc_layernorm_forward_fp8(const llmc_layernorm_forward_fp8_args* args) {
         put(a.residual, a.dtype, i, x[i]);
     }
     for (int64_t c = 0; c < a.C; ++c) {
-        weight[c] = get(a.weight, a.dtype, c);
-        bias[c] = get(a.bias, a.dtype, c);
+        weight[c] = get(a.weight, a.dtype, c), bias[c] = get(a.bias, a.dtype, c);
     }
     llmc_layernorm_forward_args f{.struct_size = sizeof f, .dtype = LLMC_LAYERNORM_FLOAT64};
     f.out = y.data(), f.mean = mean.data(), f.rstd = rstd.data(), f.inp = x.data();
