@@ -293,33 +293,29 @@ def fp8_cast(x, weight, bias, scale):
     return (y * scale).clamp(-MOST_E4M3, MOST_E4M3).to(torch.float8_e4m3fn), y.abs().amax()
 
 
-def fp8_compiled(parts, mode="default"):
+def fp8_compiled(parts, mode):
     """of one graph, or of two: then the transpose is a kernel of its own"""
-    cast = torch.compile(fp8_cast, dynamic=False, mode=mode) if parts == 2 else fp8_cast
-    transpose = lambda q: q.view(torch.uint8).t().contiguous()
-    transpose = torch.compile(transpose, dynamic=False, mode=mode) if parts == 2 else transpose
+    compiled = functools.partial(torch.compile, dynamic=False, mode=mode)
+    cast, transpose = fp8_cast, lambda q: q.view(torch.uint8).t().contiguous()
+    if parts == 2:
+        cast, transpose = compiled(cast), compiled(transpose)
 
     def apply(x, weight, bias, scale):
         out, amax = cast(x, weight, bias, scale)
         return out, transpose(out).view(out.dtype), amax
 
-    whole = torch.compile(apply, dynamic=False, mode=mode) if parts == 1 else apply
+    whole = compiled(apply) if parts == 1 else apply
     return lambda x, weight, bias: whole(x, weight, bias, fp8_scale())
 
 
-def fp8_ours():
-    package = importlib.import_module("plumb_layernorm")
-    return lambda x, w, b: package.layer_norm_fp8(x, w, b, fp8_scale(), EPS)[:3]
-
-
 def fp8_peers():
+    """what makes them, by name"""
     torch._dynamo.reset()  # else it would generalise to any size after the first
-    pairs = {f"triton pair, {warps} warps, {programs} programs": lambda w=warps, p=programs: fp8_triton_pair(w, p)
-             for warps, programs in ((1, 32), (2, 16), (4, 8), (8, 4))}
-    tuned = "max-autotune-no-cudagraphs"
-    return {"ours": fp8_ours, **pairs, "torch.compile": lambda: fp8_compiled(1),
-            "torch.compile, tuned": lambda: fp8_compiled(1, tuned), "torch.compile twice": lambda: fp8_compiled(2),
-            "torch.compile twice, tuned": lambda: fp8_compiled(2, tuned)}
+    package, pairs = importlib.import_module("plumb_layernorm"), ((1, 32), (2, 16), (4, 8), (8, 4))
+    return {"ours": lambda: lambda x, w, b: package.layer_norm_fp8(x, w, b, fp8_scale(), EPS)[:3],
+            **{f"triton pair, {pair}": functools.partial(fp8_triton_pair, *pair) for pair in pairs},
+            **{f"torch.compile of {parts}, {mode}": functools.partial(fp8_compiled, parts, mode)
+               for parts in (1, 2) for mode in ("default", "max-autotune-no-cudagraphs")}}
 
 
 def fp8_is_right(found, x, weight, bias):
