@@ -426,6 +426,38 @@ TEST_CASE("profile: the products behind a direction of Muon are its own") {
     CHECK(part(Part::kProductInput).count == 0);
 }
 
+TEST_CASE("profile: FP8's products, casts and GELU") {
+    Tape tape;
+    tape.kernel("llmc::decide_step_kernel", 1);
+    const std::string fp8 = "void llmc::(anonymous namespace)::fp8_kernel<llmc::(anonymous namespace)::";
+    for (int k = 0; k < 2; k++) {
+        tape.kernel(fp8 + "Cast<(llmc::Fp8)0>, __nv_bfloat16>(Call)", 7);
+        tape.kernel("llmc::layernorm_forward_fp8_kernel<__nv_bfloat16, false, 1>", 4);
+        tape.kernel("nvjet_qqtst_TNT", 20);
+        tape.kernel(fp8 + "Gelu, __nv_bfloat16>(Call)", 9);
+        tape.kernel("llmc::classifier_rows_kernel<float>", 6);
+        // the head, and two blocks: gradients of weights take 30 us, of inputs 1 ms
+        for (int64_t us : {30, 1000}) { tape.kernel("nvjet_tst", us); }
+        for (int block = 0; block < 2; block++) {
+            tape.kernel("nvjet_qqtst", 1000);
+            tape.kernel(fp8 + "GeluBackward, __nv_bfloat16>(Call)", 9);
+            for (int64_t us : {30, 30, 1000, 30, 1000, 30, 1000}) { tape.kernel("nvjet_qqtst", us); }
+        }
+        tape.kernel("llmc::fp8_scales_kernel(llmc::Fp8Scales)", 2);
+        tape.kernel("llmc::decide_step_kernel", 1);
+        tape.kernel("llmc::encoder_forward_kernel", 2);
+    }
+    const StepRecord step = analyse(tape.records).median;
+    auto part = [&](Part p) { return step.parts[(int)p]; };
+    CHECK(part(Part::kProductForward).ms == doctest::Approx(0.020));
+    CHECK(part(Part::kProductWeight).ms == doctest::Approx(9 * 0.030));
+    CHECK(part(Part::kProductInput).ms == doctest::Approx(9));
+    CHECK(part(Part::kFp8).ms == doctest::Approx(0.009));
+    CHECK(part(Part::kGelu).ms == doctest::Approx(0.027));
+    CHECK(part(Part::kLayerNormForward).count == 1);
+    CHECK(part(Part::kOther).count == 0);
+}
+
 TEST_CASE("profile: calls that wait are named, calls inside of others do not count") {
     Tape tape = three_steps();
     auto& records = tape.records;
@@ -484,6 +516,21 @@ TEST_CASE("profile: the work of a step, and its floors") {
     CHECK(muon_floors[(int)Part::kAdamW].ms ==
           doctest::Approx(floors[(int)Part::kAdamW].ms - matrices * 28 * 1e-10));
     CHECK(floors[(int)Part::kMuon].ms + floors[(int)Part::kMuonProducts].ms == 0);
+    StepProfile fp8 = p;
+    fp8.work = work_of_step(c, 64, 1024, 2, 4, false, true);
+    for (size_t i = 0; i < fp8.products.size(); i++) {
+        fp8.products[i].work = fp8.work.products[i];
+        if (fp8.products[i].work.fp8) { fp8.products[i].fastest_ms /= 2; }
+    }
+    CHECK(std::ranges::count(fp8.work.products, true, &ProductWork::fp8) == 12);  // all but the head's
+    const auto fp8_floors = floors_of(fp8);
+    const double row = 65536.0 * channels * 2;
+    CHECK(fp8_floors[(int)Part::kBias].ms == 0);
+    CHECK(fp8_floors[(int)Part::kFp8].ms == doctest::Approx((12 * 6 * row + matrices * 2) * 2 * 1e-10));
+    CHECK(fp8_floors[(int)Part::kGelu].ms == doctest::Approx(12 * (6 + 14) * row * 1e-10));
+    // bf16's rate, that of the head
+    CHECK(fp8_floors[(int)Part::kAttentionForward].ms ==
+          doctest::Approx(floors[(int)Part::kAttentionForward].ms));
     // what moves a tensor is slower than what computes it
     for (StreamRoof& roof : p.roofs) { roof.bytes_per_s = 1e9; }
     CHECK(floors_of(p)[(int)Part::kAttentionForward].ms ==

@@ -389,8 +389,6 @@ std::string misfits(Options& s, const Table& table) {
            "--grad-dtype bf16 is for --dtype bf16; with fp32 the gradients are fp32. Leave one out.");
     object(gpu && s.fp8 && s.dtype != FloatType::kBf16,
            "--fp8 is for --dtype bf16, and the type is fp32. Leave one out.");
-    object(s.fp8 && !s.profile.empty(),
-           "--profile has no floors for --fp8: its products come in another order. Leave one out.");
     object(gpu && s.tf32 && s.dtype == FloatType::kBf16,
            "--tf32 is for products of fp32, and the type is bf16. Add --dtype fp32, or leave it out.");
     object(s.patience > 0 && !s.keep_best,

@@ -92,7 +92,27 @@ struct Steps {
 struct Operands {
     void* d;
     const void *a, *b;
+    const float *inverse_a = nullptr, *inverse_b = nullptr;  // of FP8
 };
+
+// of the product of FP8 that takes its place in layer l
+template <typename T, typename Grad>
+Operands in_fp8(GPT2Network<T, Grad>& network, const ProductWork& work, int l, void* d) {
+    using enum Fp8Role;
+    const Fp8Memory& m = network.mem.fp8;
+    const int i = fp8_linear(work.weight);
+    const bool forward = work.part == Part::kProductForward, of_weight = work.part == Part::kProductWeight;
+    const bool narrow = work.weight == kAttprojw || work.weight == kFcprojw;  // its output's gradient
+    const uint8_t* input_t = work.weight == kFcprojw ? m.input : m.layers[l].input_t[i];
+    const Fp8Matrix a = of_weight ? m.matrix(input_t, kInput, work.weight, l)
+                                  : m.matrix((forward ? m.layers[l].weight : m.layers[l].weight_t)[i],
+                                             kWeight, work.weight, l),
+                    b = forward ? m.matrix(m.input, kInput, work.weight, l)
+                        : of_weight
+                            ? m.matrix(narrow ? m.dresidual_t : m.gradient_t, kGradient, work.weight, l)
+                            : m.matrix(m.gradient, kGradient, work.weight, l);
+    return {d, a.numbers, b.numbers, a.inverse_scale, b.inverse_scale};
+}
 
 // of one kind of product, what each layer's has
 template <typename T, typename Grad>
@@ -114,6 +134,7 @@ std::vector<Operands> operands_of(GPT2Network<T, Grad>& network, const ProductWo
         all.push_back(work.part == Part::kProductForward ? Operands{of.out, mem.params + at, of.inp}
                       : work.part == Part::kProductInput ? Operands{of.dinp, mem.params + at, of.dout}
                                                          : Operands{mem.grads + at, of.inp, of.dout});
+        if (work.fp8) { all.back() = in_fp8(network, work, l, all.back().d); }
     }
     return all;
 }
@@ -121,6 +142,15 @@ std::vector<Operands> operands_of(GPT2Network<T, Grad>& network, const ProductWo
 template <typename T, typename Grad>
 matmul::Product product_of(const ProductWork& w) {
     using matmul::kDataType;
+    if (w.fp8) {  // both operands have the dimension that is summed over last
+        ProductWork same = w;
+        same.fp8 = false;
+        matmul::Product p = product_of<T, Grad>(same);
+        p.transpose_a = true, p.transpose_b = false, p.inputs = matmul::kE4m3;
+        p.second = w.part == Part::kProductForward ? matmul::kE4m3 : matmul::kE5m2;
+        p.fast = w.part != Part::kProductWeight;
+        return p;
+    }
     if (w.part == Part::kProductForward) { return {true, false, w.OC, w.N, w.C, kDataType<T>, kDataType<T>}; }
     if (w.part == Part::kProductInput) { return {false, false, w.C, w.N, w.OC, kDataType<T>, kDataType<T>}; }
     return {false, true, w.C, w.OC, w.N, kDataType<T>, kDataType<Grad>};
@@ -191,6 +221,10 @@ struct Race {
         return best;
     }
     void call(const Operands& o) {
+        if (o.inverse_a != nullptr) {
+            plan.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, o.inverse_a);
+            plan.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, o.inverse_b);
+        }
         plan.run(handle, o.d, o.a, o.b, false, network.mem.workspace, network.stream);
     }
     double time(int times) {
@@ -285,9 +319,9 @@ int profile_training(const Options& given) {
     StepProfile p;
     const GPT2Config& c = plan.config;
     p.gpu = device.name;
-    p.model = fmt::format("{} layers, {} heads, {} channels, vocabulary {} of {}, {}, gradients {}",
+    p.model = fmt::format("{} layers, {} heads, {} channels, vocabulary {} of {}, {}{}, gradients {}",
                           c.num_layers, c.num_heads, c.channels, c.vocab_size, c.padded_vocab_size,
-                          text_of(o.dtype), text_of(o.grad_dtype));
+                          text_of(o.dtype), o.fp8 ? " with FP8" : "", text_of(o.grad_dtype));
     const std::chrono::year_month_day today(
         std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now()));
     p.date = fmt::format("{}-{:02}-{:02}", (int)today.year(), (unsigned)today.month(), (unsigned)today.day());
@@ -304,7 +338,8 @@ int profile_training(const Options& given) {
     p.step_p80_ms = median(ms, 0.8);
     model.network().settings.graph = false;  // CUPTI names each launch's kernel, and the call behind it
     p.recording = analyse(record_activity([&] { steps.run(kRecordedSteps, 0); }));
-    p.work = work_of_step(c, o.batch, o.seq_len, sizeof(T), sizeof(Grad), o.optimizer == Optimizer::kMuon);
+    p.work =
+        work_of_step(c, o.batch, o.seq_len, sizeof(T), sizeof(Grad), o.optimizer == Optimizer::kMuon, o.fp8);
     p.roofs = measure_all_streams(model.network().stream);
     int khz = 0;
     check(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, current_device()));

@@ -30,7 +30,8 @@ const struct {
     {"bias gradient", {"bias_", "sum_rows", "sum_columns"}},
     {"layernorm forward", {"layernorm_forward"}},
     {"layernorm backward", {"layernorm_backward"}},
-    {"gelu", {"gelu_forward", "gelu_backward"}},
+    {"gelu", {"gelu_forward", "gelu_backward", "fp8_kernel<llmc::(anonymous namespace)::gelu"}},
+    {"casts to FP8", {"fp8_kernel", "fp8_scales"}},
     {"encoder", {"encoder_", "radixsort", "count_kernel"}},
     {"adamw", {"adamw", kMarker}},
     {"muon's products"},
@@ -53,10 +54,12 @@ bool has_any(const std::string& text, std::span<const char* const> words) {
 }
 
 // Goes through a step's kernels in order. cuBLASLt's names do not say what a product is for: behind Muon's direction it
-// is Muon's; before the classifier it is forward; behind it the gradient of a weight and that of the input take turns.
+// is Muon's; before the classifier it is forward; behind it the gradient of a weight and that of the input take turns, but for
+// the first linear layer of a block in FP8, where the gradient of the input comes first.
 struct Sorter {
-    bool backward = false, muon = false;
-    Part last = Part::kOther, product = Part::kProductInput;
+    bool backward = false, muon = false, fp8 = false;
+    int products = 0;  // of backward
+    Part last = Part::kOther;
 
     Part part_of(const Activity& a) {
         if (a.kind == Activity::kCopy) { return Part::kCopies; }
@@ -70,18 +73,18 @@ struct Sorter {
                 std::ranges::find_if(kPartTable, [&](const auto& part) { return has_any(name, part.words); });
             if (known == std::end(kPartTable)) { return last = Part::kOther; }
             last = (Part)(known - kPartTable);
-            if (last == Part::kClassifier) { backward = true; }
+            if (last == Part::kClassifier && !backward) { backward = true, products = 0; }
             if (has(name, "encoder_forward")) { backward = false; }
+            fp8 |= has(name, "fp8_kernel");
             muon = has(name, "muon_direction");
             return last;
         }
         if (muon) { return last = Part::kMuonProducts; }
         if (!backward) { return last = Part::kProductForward; }
         bool adds_up_parts = has(name, "splitk") && has(name, "reduce");
-        if (!adds_up_parts) {
-            product = product == Part::kProductWeight ? Part::kProductInput : Part::kProductWeight;
-        }
-        return last = product;
+        if (!adds_up_parts) { products++; }
+        const bool first_of_block = fp8 && products > 2 && (products - 3) % 8 < 2;  // behind the head's two
+        return last = (products % 2 != 0) != first_of_block ? Part::kProductWeight : Part::kProductInput;
     }
 };
 
@@ -136,6 +139,24 @@ double roof_of(const StepProfile& p, int reads, int writes) {
     throw Error(kExitDevice, "--profile: no roof was measured for {} reads and {} writes", reads, writes);
 }
 
+// What writes FP8, each from one read in bf16; row: bytes of (N,C) in bf16, and of FP8 both ways. LayerNorm moves as much as
+// without.
+void add_fp8_streams(std::vector<StreamWork>* streams, const GPT2Config& c, double row) {
+    const int L = c.num_layers;
+    double weights = 0;  // of a layer
+    for (int t = 0; t < kNumTensors; t++) {
+        if (is_block_matrix(t)) { weights += 2.0 * (double)tensor_size(c, t); }
+    }
+    streams->insert(streams->end(),
+                    {
+                        {Part::kFp8, L, 1, 1, weights},
+                        {Part::kFp8, 3 * L, 1, 1, row},          // atty, and dresidual twice
+                        {Part::kFp8, L, 1, 1, 3 * row},          // of qkv
+                        {Part::kGelu, L, 1, 1, 3 * row},         // reads 4, writes one way
+                        {Part::kGelu, L, 2, 1, 14.0 / 3 * row},  // reads 4 twice, writes 3 ways
+                    });
+}
+
 std::string tflop(double flop) { return fmt::format("{:.2f} TFLOP", flop * 1e-12); }
 std::string tflop_per_s(double rate) { return fmt::format("{:.0f} TFLOP/s", rate * 1e-12); }
 
@@ -183,7 +204,8 @@ StepRecording analyse(const std::vector<Activity>& records) {
     return r;
 }
 
-StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes, bool muon) {
+StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes, bool muon,
+                      bool fp8) {
     const int C = c.channels, L = c.num_layers, Vp = c.padded_vocab_size;
     const int64_t N = (int64_t)B * T;
     const double row = (double)N * C * value_bytes, parameters = (double)num_parameters(c);
@@ -192,13 +214,12 @@ StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gr
              {"qkv", kQkvw}, {"attproj", kAttprojw}, {"fc", kFcw}, {"fcproj", kFcprojw}, {"head", kWte}}) {
         for (Part part : {Part::kProductForward, Part::kProductInput, Part::kProductWeight}) {
             work.products.push_back({part, name, weight, N, kTensors[weight].cols(c),
-                                     kTensors[weight].rows(c), (int)tensor_copies(c, weight)});
+                                     kTensors[weight].rows(c), (int)tensor_copies(c, weight),
+                                     fp8 && weight != kWte});
         }
     }
     work.streams = {
         {Part::kClassifier, 1, 1, 1, (double)N * Vp * value_bytes},
-        {Part::kBias, L, 1, 0,
-         4 * row},  // of fc; qkv's comes out of attention, two out of layernorm backward
         {Part::kLayerNormForward, 2 * L, 2, 2, row},
         {Part::kLayerNormForward, 1, 1, 1, row},
         {Part::kLayerNormBackward, 2 * L, 3, 1, row},
@@ -207,6 +228,11 @@ StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gr
         {Part::kEncoder, 1, 1, 0, 2 * row},  // backward: for the tokens, for the positions
         {Part::kNorm, 1, 1, 0, parameters * gradient_bytes},
     };
+    if (fp8) {
+        add_fp8_streams(&work.streams, c, row);
+    } else {  // of fc; qkv's comes out of attention, two out of layernorm backward
+        work.streams.push_back({Part::kBias, L, 1, 0, 4 * row});
+    }
     double by_muon = 0;
     for (int t = 0; t < kNumTensors && muon; t++) {
         if (!is_block_matrix(t)) { continue; }
@@ -241,6 +267,7 @@ std::array<Floor, kParts> floors_of(const StepProfile& p) {
         double ms = product.fastest_ms * product.work.calls;
         floors[part].ms += ms;
         flop[part] += product.work.flop() * product.work.calls;
+        if (product.work.fp8) { continue; }
         all_ms += ms;
         all_flop += product.work.flop() * product.work.calls;
     }

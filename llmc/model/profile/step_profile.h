@@ -4,7 +4,7 @@
 // A part's floor, all of it measured in the same process but for the exponentials' rate:
 //   products    every distinct product alone, without bias and GELU, by the fastest of cuBLASLt's algorithms
 //   attention   the largest of: the lower triangle's blocks of 64 x 64 scores, 2 products each forward and 5 backward, at
-//               the rate of the products above; their exponentials, 16 a clock and multiprocessor; the tensors it must move
+//               the rate of the products above that are not of FP8; their exponentials, 16 a clock and multiprocessor; the tensors it must move
 //   Muon        its iterations' products, whole, at the rate of the products above; around them, the bytes
 //   the rest    the bytes it must move, as fast as a kernel that computes nothing moves as many streams
 // Recomputation is not work: its time counts, and no floor.
@@ -51,6 +51,7 @@ enum class Part {
     kLayerNormForward,
     kLayerNormBackward,
     kGelu,
+    kFp8,
     kEncoder,
     kAdamW,
     kMuonProducts,
@@ -118,6 +119,7 @@ struct ProductWork {
     int64_t N;
     int C, OC;  // out (N,OC) = inp (N,C) weight^T, and what belongs to its backward
     int calls;
+    bool fp8 = false;
     double flop() const { return 2.0 * (double)N * C * OC; }
 };
 struct StreamWork {
@@ -139,7 +141,7 @@ struct StepWork {
 
 // bytes of a value of T, and of a gradient of a parameter
 StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes,
-                      bool muon = false);
+                      bool muon = false, bool fp8 = false);
 
 // ---- what could be -------------------------------------------------------------------------------
 struct ProductTime {
