@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """What FP8 does to the loss: runs with and without --fp8, told apart by their logs, of several seeds each. Standard library only.
 
-    for s in 1 2 3; do ./train_gpt2cu --model d12 --seed $s --out runs/$s ...; ./train_gpt2cu --fp8 --seed $s --out runs/f$s ...; done
-    dev/bench/compare_fp8.py runs/* [--json FILE]
+    for s in 1 2 3; do for p in "" --fp8; do ./train_gpt2cu --seed $s $p --out runs/q$s$p ...; done; done
+    dev/bench/compare_fp8.py runs/q* [--json FILE]
 
 All options but --fp8, --seed and --out must be the same. The row has the means over the seeds of the last 100 training losses
-and of the last validation loss; the standard deviation of the seeds without FP8; how many of these lie between the two
-means; and the same of the 100 training losses in the middle, which a difference that grows would show. --json FILE: the row is added.
+and of the last validation loss; the standard deviation (sd) of the seeds without FP8; how many sd lie between the two means;
+and the same of the 100 training losses in the middle, as a difference may grow. --json FILE: the row is added.
 """
 import datetime
 import json
@@ -20,14 +20,14 @@ LAST = 100  # training losses
 
 
 def read(run):
-    """(FP8, the job, seed, GPU, the losses that are compared)"""
+    """(FP8, the job, the log's start, the losses that are compared)"""
     starts, train, val = (log_rows(run, field) for field in ("options", "train_loss", "val_loss"))
-    if len(starts) != 1 or not val or train[-1:] == [] or train[-1]["step"] != starts[0]["steps"]:
+    if len(starts) != 1 or not val or not train or train[-1]["step"] != starts[0]["steps"]:
         sys.exit(f"{run}: expected the log of one whole run with validation")
     options, losses = starts[0]["options"], [row["train_loss"] for row in train]
     middle = len(losses) // 2 - LAST // 2
     job = {key: value for key, value in options.items() if key not in OWN}
-    return options["fp8"], job, options["seed"], starts[0], {
+    return options["fp8"], job, starts[0], {
         "middle": statistics.mean(losses[middle:middle + LAST]), "train": statistics.mean(losses[-LAST:]),
         "val": val[-1]["val_loss"]}
 
@@ -42,7 +42,7 @@ def compare(runs):
     sides = {fp8: [losses for is_fp8, *_, losses in found if is_fp8 == fp8] for fp8 in (False, True)}
     if len(sides[False]) < 3 or not sides[True]:
         sys.exit("expected three runs without --fp8, for a standard deviation, and one with it")
-    _, job, _, start, _ = found[0]
+    _, job, start, _ = found[0]
     row = {"model": job["model"], "parameters": start["parameters"], "tokens a step": start["tokens_per_step"],
            "steps": start["steps"], "seeds": f"{len(sides[False])}, {len(sides[True])}"}
     for name in ("middle", "train", "val"):

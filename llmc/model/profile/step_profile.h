@@ -4,8 +4,9 @@
 // A part's floor, all of it measured in the same process but for the exponentials' rate:
 //   products    every distinct product alone, without bias and GELU, by the fastest of cuBLASLt's algorithms
 //   attention   the largest of: the lower triangle's blocks of 64 x 64 scores, 2 products each forward and 5 backward, at
-//               the rate of the products above that are not of FP8; their exponentials, 16 a clock and multiprocessor; the tensors it must move
-//   Muon        its iterations' products, whole, at the rate of the products above; around them, the bytes
+//               the rate of the products above that are not of FP8; their exponentials, 16 a clock and multiprocessor;
+//               the tensors it must move
+//   Muon        its iterations' products, whole, at that rate, too; around them, the bytes
 //   the rest    the bytes it must move, as fast as a kernel that computes nothing moves as many streams
 // Recomputation is not work: its time counts, and no floor.
 #pragma once
