@@ -147,6 +147,8 @@ inline void launch(const Tensors& t, const Problem& p) {
             return launch_two_bytes<half>(t, p);
         case Dtype::kFp64:
             return launch_as<double>(t, p);
+        default:
+            require(false, "launch: rows are not of FP8");
     }
 }
 
