@@ -291,7 +291,9 @@ std::vector<Setting> take_config(Options* s, const Table& table, const std::vect
     const std::optional<std::string> text = read_whole(path, kMaxConfigBytes);
     if (!text) { fail_usage("--config " + in_quotes(path) + ": there is no such file."); }
     const auto in_file = read_config(*text, "--config " + in_quotes(path), table);
-    *s = Options{.program = s->program};
+    const Program program = s->program;
+    *s = Options();
+    s->program = program;
     std::vector<Setting> all;
     for (const Setting& one : in_file) {
         const Option& o = *one.option;
@@ -441,7 +443,8 @@ bool model_descriptor(const std::string& text, ModelShape* shape) {
 }
 
 std::optional<Options> parse_options(int argc, const char* const* argv, Program program) {
-    Options s{.program = program};
+    Options s;
+    s.program = program;
     Table table = trainer_table(&s);
     if (argc > 0) { table.program = argv[0]; }
     const std::optional<std::vector<Setting>> typed = table.parse(argc, argv);
