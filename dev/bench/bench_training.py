@@ -35,7 +35,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.benchmark import Timer
 
-from torch_gpt2 import GPT2, Config, make_optimizer
+from torch_gpt2 import GPT2, Config, make_optimizer, to_float8
 
 VOCABULARY, PADDED = 50257, 50304
 MODELS = {"d12": ("124M", 12, 768), "d24": ("355M", 16, 1024), "d36": ("774M", 20, 1280), "d48": ("1558M", 25, 1600)}
@@ -77,8 +77,7 @@ def pytorch_steps(layers, heads, channels, batch, fp8=None):
         if p.dim() == 2:
             torch.nn.init.normal_(p, std=0.02)
     if fp8:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-        convert_to_float8_training(model.blocks, config=Float8LinearConfig.from_recipe_name(fp8))
+        to_float8(model, fp8)
         parameters = list(model.parameters())
     optimizer = make_optimizer(parameters, 1e-4, 0.9, 0.95, 1e-8, 0.1)
     tokens = torch.randint(0, VOCABULARY, (batch, LENGTH + 1), device="cuda")

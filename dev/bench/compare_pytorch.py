@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from torch_gpt2 import (HEADER_WORDS, TrainingData, make_optimizer, permutation, read_header, read_model, read_state, run_batch,
-                        write_state)
+                        to_float8, write_state)
 
 # of train: llm.c's defaults, but for batch, seq-len and steps
 NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "lr": 3e-4, "final_lr_fraction": 1.0,
@@ -67,13 +67,16 @@ def train(a):
     data, model = TrainingData(a.train_data, a.seq_len, a.seed), read_model(a.model).to(DEVICE)
     if a.seq_len > model.config.max_seq_len:
         raise SystemExit(f"--seq-len {a.seq_len}: {a.model} has {model.config.max_seq_len} positions")
+    if a.fp8:
+        to_float8(model, a.fp8)
     optimizer = make_optimizer(model.parameters(), a.lr, a.beta1, a.beta2, a.eps, a.weight_decay)
+    forward = torch.compile(model) if a.compile or a.fp8 else model
     with open(a.out, "w") as out:
         for step in range(a.steps):
             start = time.perf_counter()
             x, y = (tokens.to(DEVICE) for tokens in data.read(step * a.batch, a.batch))
             with torch.autocast(DEVICE, torch.bfloat16, enabled=a.dtype == "bf16"):
-                loss = model(x, y)[1]
+                loss = forward(x, y)[1]
             loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), a.clip or math.inf)  # the norm before it
             for group in optimizer.param_groups:
@@ -205,6 +208,8 @@ def main():
     t.add_argument("--train-data", required=True, help="token shards: a file or a pattern in quotes")
     t.add_argument("--out", required=True, help="JSONL file to write")
     t.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16")
+    t.add_argument("--compile", action="store_true", help="by torch.compile")
+    t.add_argument("--fp8", choices=["tensorwise", "rowwise"], help="the blocks by torchao's recipe, compiled")
     for name, value in NUMBERS.items():
         t.add_argument("--" + name.replace("_", "-"), type=type(value), default=value, help=f"default {value}")
     e = ways.add_parser("errors")

@@ -90,6 +90,12 @@ def make_optimizer(parameters, lr, beta1, beta2, eps, weight_decay):
     return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=parameters[0].is_cuda)
 
 
+def to_float8(model, recipe):
+    """The blocks' linear layers by a recipe of torchao, to be compiled. In place; before the optimizer takes the parameters."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    convert_to_float8_training(model.blocks, config=Float8LinearConfig.from_recipe_name(recipe))
+
+
 # ---- files -------------------------------------------------------------------------------------------
 def read_header(path, magic, version):
     header = np.fromfile(path, "<i4", HEADER_WORDS)

@@ -17,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "llmc/cuda/graph.cuh"
@@ -138,6 +139,7 @@ public:
     bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) override {
         optimizer_.require_loaded();
         prepare_fp8();
+        fp8_cast_ = false;
         if (pending_.empty()) {  // nothing is under way: the stream gets to this event at once
             done_at_ = Clock::now();
             done_->record(stream_);
@@ -203,7 +205,8 @@ public:
         prepare_fp8();
         int64_t N = (int64_t)batch.B * batch.T;
         const auto at = feed_.upload(batch, {}, stream_);
-        network_.forward(batch.B, batch.T, at.tokens, {.counts = false});
+        network_.forward(batch.B, batch.T, at.tokens,
+                         {.counts = false, .cast_weights = !std::exchange(fp8_cast_, true)});
         classifier_forward(mem_.losses, mem_.predicted, mem_.logits, at.targets, N, config_.vocab_size,
                            config_.padded_vocab_size, stream_);
         feed_.done(stream_);
@@ -301,6 +304,7 @@ private:
         if (!network_.settings.fp8 || fp8_ready_) { return; }
         network_.set_first_scales(fp8_restored_);
         fp8_ready_ = true;
+        fp8_cast_ = false;
     }
     // s: all but where the batch is
     void enqueue(const Batch& batch, const StepInputs& inputs, MicroStep s) {
@@ -353,6 +357,7 @@ private:
     std::map<MicroStep, std::unique_ptr<Recording>> graphs_;
     int64_t updates_ = 0;                            // as far as the host has been told
     bool fp8_restored_ = false, fp8_ready_ = false;  // are maxima those of a checkpoint? Are there scales?
+    bool fp8_cast_ = false;                          // are FP8's weights of these parameters and scales?
     bool finished_ = true;                           // nothing is under way
     int rows_ = 0;                                   // of the last evaluate()
     std::deque<Pending> pending_;
