@@ -12,7 +12,7 @@
 #   +LINE                          none or more: the lines that take their place
 # The keys:
 #   file: PATH                     the file that is changed
-#   program: NAME                  gpu-, cpu-rung-: test_gpt2cu, test_emulated for what that alone shows (planted.sh
+#   program: NAME                  gpu-, cpu-rung-: instead of test_gpt2cu, test_emulated for what that alone shows (planted.sh
 #                                  --emulated), or the shootout that is run with --check; cpu-: optional, the
 #                                  programs that the tests start (train_gpt2 data/make_shards), with the fault too;
 #                                  with test_durable among them its tests are run, not those of test_gpt2
@@ -61,7 +61,8 @@ for my $table (sort glob("${folder}{*,../../python/test}/faults*.txt")) {
 }
 for my $each (sort keys %faults) {
     my $block = $faults{$each};
-    for my $key (qw(wrong file expect), $each =~ /^gpu-/ ? 'program' : ()) {
+    $block->{program} //= ['test_gpt2cu'] if $each =~ /^gpu-/;
+    for my $key (qw(wrong file expect)) {
         fail("$block->{where}: '$each' has no $key: line") if !$block->{$key};
     }
     fail("$block->{where}: '$each' has no line to find") if $block->{find} eq '';
