@@ -7,7 +7,7 @@
 #:                                          with a build of its own
 #:   make spills                            registers spilled by the kernels: must be 0
 #:   make lint                              clang-tidy over the host code, with the checks of .clang-tidy
-TEST_SHARED  := $(addprefix dev/test/support/,test_files.cpp train_program.cpp)
+TEST_SHARED  := $(addprefix dev/test/support/,test_files.cpp train_program.cpp reference_model.cpp)
 TEST_SOURCES := $(wildcard dev/test/host/*.cpp dev/test/ops/*.cpp dev/test/model/*.cpp)
 PROGRAMS     += $(OUT)test_gpt2
 GPU_PROGRAMS += $(OUT)test_gpt2cu
@@ -18,7 +18,7 @@ LAB_PROGRAMS := test_durable test_emulated
 # compiled: what the library does is looked at, and what it does to memory that tests allocate, not what they do themselves.
 PLAIN_BUILD ?= $(BUILD)
 PLAIN_TESTS := dev/test/support/main.cpp $(wildcard dev/test/durability/*.cpp) \
-    $(shell grep -L -e 'dev/test/support/reference_model.h' -e 'llmc/model/cpu/reference.h' $(TEST_SOURCES) $(TEST_SHARED))
+    $(shell grep -L 'llmc/model/cpu/reference.h' $(TEST_SOURCES) $(TEST_SHARED))
 plain_objects = $(patsubst %.cpp,$(PLAIN_BUILD)/%.o,$(1))
 test_objects  = $(call plain_objects,$(filter $(PLAIN_TESTS),$(1))) $(call objects,$(filter-out $(PLAIN_TESTS),$(1)))
 $(call plain_objects,$(PLAIN_TESTS)): OPTIMIZE := $(PLAIN)

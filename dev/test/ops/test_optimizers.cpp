@@ -1,17 +1,13 @@
 // What updates parameters: AdamW, the norm that gradients are clipped by, Muon, and the rounding to bf16 at random. Of Muon: the
 // reference against what the iterations must do to singular values, the CPU's products against the reference, and training
 // steps of the CPU model against the reference model.
-#include <algorithm>
-#include <cmath>
-
-#include <doctest/doctest.h>
-
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/muon_bounds.h"
 #include "dev/test/support/reference_model.h"
 #include "dev/test/support/test_files.h"
 #include "llmc/model/cpu/blas.h"
 #include "llmc/model/cpu/gpt2.h"
+#include "llmc/model/cpu/reference.h"
 #include "llmc/ops/stochastic_rounding.h"
 
 using namespace llmc;
