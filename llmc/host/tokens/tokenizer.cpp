@@ -457,11 +457,12 @@ std::vector<std::string> merge_lines(const TokenizerFile& file) {
 
 // use_regex: whether words are cut before merging; false for bytes
 std::string tokenizer_json_text(const TokenizerFile& file, bool use_regex) {
-    JsonValue json = JsonValue::parse(R"({"version": "1.0", "truncation": null, "padding": null,
+    JsonValue json = parse_json(R"({"version": "1.0", "truncation": null, "padding": null,
         "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false,
         "trim_offsets": true}, "post_processor": null, "decoder": null, "model": {"type": "BPE", "dropout": null,
         "unk_token": null, "continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false,
-        "ignore_merges": false}})");
+        "ignore_merges": false}})",
+                                "tokenizer.json");
     json["pre_tokenizer"]["use_regex"] = use_regex;
     json["decoder"] = json["pre_tokenizer"];
     json["model"]["vocab"] = vocab_json(file);
@@ -620,9 +621,9 @@ TextFiles Tokenizer::files(int max_length) const {
             for (const std::string& line : merge_lines(file_)) { files["merges.txt"] += line + "\n"; }
         }
     }
-    nlohmann::json config = {{"add_prefix_space", false},
-                             {"clean_up_tokenization_spaces", false},
-                             {"tokenizer_class", bytes_ ? "PreTrainedTokenizerFast" : "GPT2Tokenizer"}};
+    JsonValue config = {{"add_prefix_space", false},
+                        {"clean_up_tokenization_spaces", false},
+                        {"tokenizer_class", bytes_ ? "PreTrainedTokenizerFast" : "GPT2Tokenizer"}};
     for (const char* role : {"bos_token", "eos_token", "unk_token"}) {
         if (end_of_text() >= 0) { config[role] = decode(end_of_text()); }
     }
