@@ -6,7 +6,6 @@
 //   ./test_emulated --test-case="*rings*"        doctest's options choose among all of them
 //   PLUMB_EMULATION_SEED=2 ./test_emulated       another order of all that has none
 #include <string_view>
-#include <vector>
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "dev/test/gpu/attention_check.h"

@@ -1,6 +1,5 @@
 // The optimizer of many ranks, whose kernels are emulated: from gradients to parameters, loading and saving.
 // Each rank is a process; they exchange over TCP.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "dev/test/gpu/layer_test.h"

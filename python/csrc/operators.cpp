@@ -143,8 +143,7 @@ TORCH_LIBRARY(plumb_layernorm, m) {
     const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
     m.def(
         "layer_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float "
-        "eps=1e-05)"
-        " -> Tensor",
+        "eps=1e-05) -> Tensor",
         tags);
     m.def(
         "residual_layer_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight=None, "

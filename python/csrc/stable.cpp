@@ -149,12 +149,10 @@ void kernels(torch::stable::detail::StableLibrary& m) {
 STABLE_TORCH_LIBRARY(plumb_layernorm_stable, m) {
     m.def(
         "forward(Tensor(a!) out, Tensor(b!)? sum, Tensor(c!)? statistics, Tensor x, Tensor? residual, "
-        "Tensor? weight, "
-        "Tensor? bias, int C, float eps) -> ()");
+        "Tensor? weight, Tensor? bias, int C, float eps) -> ()");
     m.def(
         "backward(Tensor(a!)? dx, Tensor(b!)? dweight, Tensor(c!)? dbias, Tensor dout, Tensor x, Tensor "
-        "statistics, "
-        "Tensor? weight, int C, bool accumulate_dx) -> ()");
+        "statistics, Tensor? weight, int C, bool accumulate_dx) -> ()");
     m.def(
         "forward_fp8(Tensor(a!) out, Tensor(b!)? transposed, Tensor(c!) amax, Tensor(d!) statistics, "
         "Tensor(e!)? sum, "

@@ -4,7 +4,6 @@
 // Ends with a table of what was tried and what was lost.
 #include <unistd.h>
 #include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +13,6 @@
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #define DOCTEST_CONFIG_NO_POSIX_SIGNALS  // a process that is sent a signal before it is the trainer has no tests
-#include <doctest/doctest.h>
 
 #include "dev/test/durability/small_run.h"
 #include "llmc/host/base/resources.h"
@@ -24,8 +22,6 @@
 #include "llmc/model/formats/checkpoint.h"
 
 namespace llmc {
-
-namespace fs = std::filesystem;
 
 namespace {
 

@@ -1,10 +1,6 @@
 // What the stages of the fault suite share (main.cpp): a run that takes a moment, the same run undisturbed, what must
 // hold after a fault, and how many faults are tried.
 #pragma once
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "dev/test/durability/injector.h"
 #include "dev/test/support/train_program.h"
 

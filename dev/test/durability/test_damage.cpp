@@ -6,15 +6,12 @@
 #include <malloc.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <algorithm>
-#include <csignal>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <new>
 #include <random>
 #include <set>
-#include <stdexcept>
 
 #include "dev/test/durability/small_run.h"
 #include "dev/test/fuzz/readers.h"
@@ -23,7 +20,6 @@
 #include "llmc/model/run/saver.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 

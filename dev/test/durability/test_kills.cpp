@@ -1,9 +1,7 @@
 // Kills, errors of the system and signals: at every system call of a run, and of every program that writes files, that
 // touches its folder; and at random moments of everything that a run does.
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,7 +13,6 @@
 #include "llmc/model/run/folder.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -225,8 +222,7 @@ public:
                  train_program() + " --train-data " +
                      shop_ / "bpe/t_train_000000.bin --val-data none --layers 1 " +
                      "--heads 1 --channels 8 --batch 1 --seq-len 16 --steps 2 --lr 0.01 --warmup 0 "
-                     "--sample-every 0 "
-                     "--tokenizer dev/test/fixture/bpe --resume auto --out ",
+                     "--sample-every 0 --tokenizer dev/test/fixture/bpe --resume auto --out ",
                  "", false}};
     }
     std::string operator/(const std::string& name) const { return shop_ / name; }

@@ -8,12 +8,10 @@
 #include <set>
 
 #include "dev/test/durability/small_run.h"
-#include "llmc/host/files/file_io.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 

@@ -4,7 +4,6 @@
 
 #include <unistd.h>
 #include <algorithm>
-#include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

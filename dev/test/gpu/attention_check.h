@@ -4,7 +4,6 @@
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/attention/attention.h"
-#include "llmc/ops/column_sums/bias.h"
 
 namespace llmc::gpu_test {
 

@@ -2,14 +2,6 @@
 // them.
 #pragma once
 #include <cuda_bf16.h>
-#include <algorithm>
-#include <cmath>
-#include <span>
-#include <string>
-#include <type_traits>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/model_tests.h"

@@ -11,15 +11,8 @@
 //   row_additions(C)   n for a sum over a row of C elements that at least the 32 lanes of a warp share
 // Products of errors are dropped: what the constants have to spare pays for them.
 #pragma once
-#include <cmath>
-#include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <map>
-#include <string>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/cuda/gelu_bounds.h"
 #include "dev/cuda/problem.h"

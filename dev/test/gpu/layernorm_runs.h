@@ -3,14 +3,7 @@
 // are the shootouts' (dev/cuda/layernorm_problems.h, fp64's with 2^-53). A failure reads
 //   layernorm_backward dinp bf16 133x768 dinp += normal: dinp[0][5]: found .., expected .. within ..
 #pragma once
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <map>
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "dev/cuda/layernorm_calls.h"
 #include "dev/cuda/layernorm_problems.h"

@@ -8,17 +8,10 @@
 //                                        batch from the state; what the bf16 model makes of it to FILE, a debug state
 //                                        (20240327 v2) with logits, loss and gradients as fp32
 // PLUMB_BOUNDS=1 also prints how much of its bound each result used. Without a GPU nothing is tested.
-#include <algorithm>
-#include <cstdio>
 #include <iterator>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #define DOCTEST_CONFIG_IMPLEMENT
-#include <doctest/doctest.h>
 
 #include "dev/test/gpu/gpu_model.h"
 #include "dev/test/gpu/layer_test.h"

@@ -1,7 +1,5 @@
 // Causal self-attention on the GPU against the reference: each kernel; then Hopper's, of head size 64 in bf16, where they are
 // used: hard scores, the same bits in repeats, batches, streams and graphs.
-#include <limits>
-
 #include "dev/test/gpu/attention_check.h"
 #include "llmc/cuda/graph.cuh"
 #include "llmc/cuda/resources.cuh"

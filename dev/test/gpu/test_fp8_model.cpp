@@ -1,7 +1,6 @@
 // The GPU's model with --fp8: against the reference model that rounds at the same places, and against itself where it must give
 // the same bits.
 #include "dev/test/gpu/gpu_model.h"
-#include "dev/test/gpu/layer_test.h"
 #include "dev/test/support/test_files.h"
 
 using namespace llmc;
@@ -13,11 +12,6 @@ const GPT2Config kConfig = {64, 100, 128, 2, 2, 128};
 constexpr int kB = 3, kT = 32;
 const ModelSettings kFp8 = {.fp8 = true};
 
-std::vector<float> maxima_of(const Model& model) {
-    std::vector<float> maxima((size_t)fp8_maxima(model.config()));
-    model.save(State::kFp8Maxima, 0, 0, maxima);
-    return maxima;
-}
 std::vector<Batch> batches_of(int n) {
     std::vector<Batch> batches;
     for (int i = 0; i < n; i++) { batches.push_back(random_batch(kConfig, kB, kT, 51 + i)); }
@@ -51,16 +45,8 @@ TEST_CASE_TEMPLATE("fp8 model: every gradient is near that of the reference whic
                      in_bf16 = plain.forward_backward(batches);
         CHECK_MESSAGE(std::fabs(loss - expected) < 1e-3, scales, ": loss ", loss, ", expected ", expected);
         CHECK(std::fabs(loss - in_bf16) > 1e-6);  // it is in FP8
-        for (int t = 0; t < kNumTensors; t++) {
-            for (int l = 0; l < tensor_copies(kConfig, t); l++) {
-                const auto should = layer_gradient(rounded, t, l);
-                const double found = relative_difference(layer_gradient(model, t, l), should),
-                             moved = relative_difference(layer_gradient(plain, t, l), should);
-                CHECK_MESSAGE(found < 1.6 * moved,
-                              fmt::format("scales {} d{}[{}]: off by {:.4f}; FP8 moves it by {:.4f}", scales,
-                                          kTensors[t].name, l, found, moved));
-            }
-        }
+        INFO("scales ", scales);
+        check_fp8_gradients(model, rounded, plain, 1.6);
         auto& network = model.network();
         end_fp8_step(network.mem.fp8.scales, &network.mem.decision->saturated, network.stream);
         const std::vector<double> largest = rounded.end_fp8_step();

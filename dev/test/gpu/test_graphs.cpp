@@ -6,7 +6,6 @@
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/graph.cuh"
 #include "llmc/cuda/resources.cuh"
-#include "llmc/model/gpu/network.cuh"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -8,8 +8,6 @@
 using namespace llmc;
 using namespace llmc::gpu_test;
 
-// ---- out, statistics, dinp, dweight, dbias -------------------------------------------------------
-
 namespace {
 
 // ---- widths --------------------------------------------------------------------------------------

@@ -1,12 +1,7 @@
 // One run on many GPUs: the same bits whatever their number. On one GPU the ranks share it, and exchange
 // through the host's memory or by its copy engines; where there are two, by NCCL as well. Last, a rank that gives up while others
 // still write into its memory by those engines: what it has queued ends.
-#include <cuda_runtime_api.h>
-#include <chrono>
-#include <csignal>
 #include <cstdlib>
-#include <filesystem>
-#include <thread>
 #include <type_traits>
 
 #if __has_include(<nccl.h>)
@@ -23,7 +18,6 @@
 
 using namespace llmc;
 using namespace llmc::gpu_test;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -78,8 +72,7 @@ TEST_CASE("many GPUs: AdamW and Muon, the same bits in 1, 2 and 4 ranks, and in 
     for (const char* optimizer : {"", "--optimizer muon "}) {
         for (const char* type : {"--dtype fp32 ", "--dtype bf16 ", "--dtype bf16 --grad-dtype bf16 ",
                                  "--dtype bf16 --fp8 --batch 4 "}) {
-            CAPTURE(optimizer);
-            CAPTURE(type);
+            INFO("optimizer ", optimizer, ", type ", type);
             Place p;
             const std::string run =
                 std::string(type) + optimizer +
@@ -118,9 +111,7 @@ TEST_CASE("many GPUs: a rank that is killed or stopped ends the run with exit co
         for (auto [how, transport] : {std::pair("--ranks 2", "host"), std::pair("--ranks 2", "peer"),
                                       std::pair("--gpus 2", "peer"), std::pair("--gpus 2", "nccl")}) {
             if (how == std::string("--gpus 2") && gpus() < 2) { continue; }
-            CAPTURE(signal);
-            CAPTURE(how);
-            CAPTURE(transport);
+            INFO("signal ", signal, ", how ", how, ", transport ", transport);
             const Transport in_use(transport);
             Place p;
             const std::string more =

@@ -2,7 +2,6 @@
 // against itself where it computes the same in another way. Then its writing a token at a time, with a cache of keys and
 // values, against the reference, which computes all positions at once.
 #include "dev/test/gpu/gpu_model.h"
-#include "dev/test/gpu/layer_test.h"
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/compare_state.h"
 #include "dev/test/support/reference_model.h"

@@ -1,8 +1,6 @@
 // Muon on the GPU but for its own kernels (test_optimizers.cpp): Newton-Schulz iterations, by products of cuBLASLt, against the
 // reference in double; then the whole model with --optimizer muon: each update against the reference, from the model's own
 // gradients and moments; the memory that is planned. Going on from a saved state: test_model_steps.cpp.
-#include <cstring>
-
 #include "dev/test/gpu/gpu_model.h"
 #include "dev/test/gpu/layer_test.h"
 #include "dev/test/support/muon_bounds.h"
@@ -194,8 +192,7 @@ TEST_CASE_TEMPLATE("newton_schulz: a matrix has the same bits however many are c
         };
         const std::vector<T> due = run(s.count);
         for (int at_once : {1, 2, 3, 5, 6, 9, 18}) {
-            CAPTURE(s.text());
-            CAPTURE(at_once);
+            INFO("s.text() ", s.text(), ", at_once ", at_once);
             const std::vector<T> found = run(at_once);
             CHECK(std::memcmp(found.data(), due.data(), due.size() * sizeof(T)) == 0);
         }

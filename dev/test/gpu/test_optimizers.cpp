@@ -1,13 +1,9 @@
 // The optimizers on the GPU: the decision about a step; AdamW's update, and stochastic rounding; Muon's own kernels: mean,
 // direction, update and its rounding. The gradient's norm: test_sums.cpp; Muon's products: test_muon_model.cpp.
-#include <bit>
-#include <limits>
-
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/adamw.h"
-#include "llmc/ops/global_norm.h"
 #include "llmc/ops/muon/muon.h"
 #include "llmc/ops/stochastic_rounding.h"
 

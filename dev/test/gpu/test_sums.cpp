@@ -1,7 +1,5 @@
 // Sums on the GPU against the reference: of columns, which are a bias's gradient; of squares; over groups, whose gradients,
 // chunks of the norm and losses are added in the ranks' order.
-#include <utility>
-
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/column_sums/bias.h"

@@ -1,15 +1,9 @@
 // data/get_*.sh, run as a user runs them, with a small text in place of theirs: what they take, and what they refuse.
-#include <filesystem>
-#include <string>
-
-#include <doctest/doctest.h>
-
 #include "dev/test/support/train_program.h"
 #include "llmc/host/options/choices.h"
 #include "llmc/host/tokens/dataloader.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 TEST_CASE("corpora: only the right text becomes shards, from the file itself or packed") {
     TempFolder folder;
@@ -33,9 +27,9 @@ TEST_CASE("corpora: only the right text becomes shards, from the file itself or 
     std::string text, zip;
     while (text.size() < 100) { text += "0123456789"; }
     const std::string hex =
-        "504b030414000000080000002100bc4bfcb10f0000006400000006000000656e77696b383330343236313533b7b034a0"
-        "190b00504b0102140314000000080000002100bc4bfcb10f000000640000000600000000000000000000008001000000"
-        "00656e77696b38504b0506000000000100010034000000330000000000";
+        "504b030414000000080000002100bc4bfcb10f0000006400000006000000656e77696b383330343236313533b7b034a0190b"
+        "00504b0102140314000000080000002100bc4bfcb10f00000064000000060000000000000000000000800100000000656e77"
+        "696b38504b0506000000000100010034000000330000000000";
     for (size_t i = 0; i < hex.size(); i += 2) { zip += (char)std::stoi(hex.substr(i, 2), nullptr, 16); }
 
     const auto refused = [&](const std::string& what, const std::string& says) {

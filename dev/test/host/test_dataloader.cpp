@@ -1,16 +1,10 @@
 // The data loader: shards, with a header or, where --raw-tokens says so, without (as nanoGPT's prepare.py writes them); the
 // training order; validation rows. All exact.
 #include <unistd.h>
-#include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
-#include <string>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
@@ -71,7 +65,7 @@ TEST_CASE("token shard: what is written is read, and the vocabulary with it") {
 
     write_token_shard(folder / "a.bin", Tokens{7}, 8);  // replaced
     CHECK(TokenShard(folder / "a.bin").num_tokens() == 1);
-    CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);  // no temporary left
+    CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);  // no temporary left
 
     write_bytes(folder / "theirs.bin", header_bytes({20240520, 1, 5}) + token_bytes(tokens));
     CHECK(TokenShard(folder / "theirs.bin").vocab_size() == 50257);
@@ -86,7 +80,7 @@ TEST_CASE("token shard: the writer refuses what no reader would take") {
         check_error(error_of([&] { write_token_shard(folder / "a.bin", tokens, vocab_size); }), kExitUsage,
                     {says});
     }
-    CHECK(std::filesystem::is_empty(folder.path()));
+    CHECK(fs::is_empty(folder.path()));
 }
 
 TEST_CASE("shard set: patterns, order and what is missing") {
@@ -349,9 +343,7 @@ TEST_CASE(
     }
     const auto check = [&](int T, int end_of_text, int max_tokens, std::initializer_list<int> batches) {
         for (Align align : {Align::kWindow, Align::kDocument}) {
-            CAPTURE(T);
-            CAPTURE(end_of_text);
-            CAPTURE(max_tokens);
+            INFO("T ", T, ", end_of_text ", end_of_text, ", max_tokens ", max_tokens);
             const ValidationData data(folder / "s_*.bin", T, align, end_of_text, max_tokens);
             const size_t count = max_tokens < 0 ? all.size() : std::min((size_t)max_tokens, all.size());
             CHECK(data.num_targets() == (int64_t)count);
@@ -472,7 +464,7 @@ TEST_CASE("raw tokens: a run and its evaluation are those of the same tokens in 
     check_run(train("b", raw), kExitDone);
     CHECK(same_files(folder / "a/model.bin", folder / "b/model.bin"));
     CHECK(read_log(folder / "a") == read_log(folder / "b"));
-    std::filesystem::remove_all(folder / "b/step_00000006");
+    fs::remove_all(folder / "b/step_00000006");
     check_run(train("b", again), kExitDone);
     CHECK(same_files(folder / "a/model.bin", folder / "b/model.bin"));
     // other tokens behind the same name are found out, from the first one on

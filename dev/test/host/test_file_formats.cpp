@@ -3,13 +3,9 @@
 // safetensors is read back, and tensors neither overlap, leave holes nor wrap around. All exact.
 #include <sys/stat.h>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <limits>
-#include <string>
-#include <vector>
 
-#include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
 #include "dev/test/support/test_files.h"
@@ -130,7 +126,8 @@ TEST_CASE("tokenizer file: cut at every byte, or too long") {
     }
     for (size_t more : {1, 2, 1024}) {
         check_bytes(tokenizer_error, good + std::string(more, 'x'),
-                    {"file size", fmt::format("found {}", good.size() + more)});
+                    {"file size", fmt::format("found {}", good.size() + more),
+                     fmt::format("expected {} bytes", good.size())});
     }
 }
 

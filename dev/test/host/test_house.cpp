@@ -1,19 +1,12 @@
 // The house: CONTRIBUTING.md's map of rooms, of which none includes a file of one above, so that there is no circle; the
 // ratchet; what builds without dev/, which is the evidence; and what reads the tables of faults.
-#include <doctest/doctest.h>
-
-#include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "dev/test/support/train_program.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 

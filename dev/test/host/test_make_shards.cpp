@@ -1,26 +1,18 @@
 // data/make_shards, run as a user runs it: what a document is, which of them are for validation, and what is refused. A set of
 // shards is replaced by the next whole or not at all, as far as whoever trains can see. And data/make_corpus's options.
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <random>
-#include <string>
-#include <vector>
 
-#include <doctest/doctest.h>
-
-#include "dev/test/support/many_ranks.h"
 #include "dev/test/support/train_program.h"
+#include "llmc/host/options/choices.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 

@@ -1,17 +1,11 @@
 // One run in many processes: the same bits whatever their number, stopped by a signal to any of them, and one error message.
 // Ranks that are killed or stopped at random moments: test_many_faults.cpp.
-#include <csignal>
-#include <functional>
-
-#include <doctest/doctest.h>
-
 #include "dev/test/support/many_ranks.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -344,6 +338,23 @@ TEST_CASE("many ranks: a signal to the launcher or to any rank saves once and en
         CHECK(find_checkpoint(p.out(name), &notes) == checkpoint_name(p.out(name), step));
         for (pid_t rank : ranks) { CHECK(kill(rank, 0) != 0); }
     }
+}
+
+TEST_CASE("many ranks: Ctrl-Z stops the launcher and every rank, and fg continues them") {
+    Place p;
+    const pid_t pid = p.start_endless("run");
+    std::vector<pid_t> all = ranks_of(pid);
+    all.push_back(pid);
+    const auto stopped = [&] {
+        return std::ranges::count_if(
+            all, [](pid_t one) { return contains(read_bytes(fmt::format("/proc/{}/stat", one)), ") T "); });
+    };
+    kill(pid, SIGTSTP);
+    wait_until([&] { return stopped() == 4; });
+    kill(pid, SIGCONT);
+    wait_until([&] { return stopped() == 0; });
+    kill(pid, SIGTERM);
+    CHECK(finish_train(p.folder.path(), pid).exit_code == kExitPreempted);
 }
 
 TEST_CASE("many ranks: USR1 to the launcher, which passes it on to every rank, saves once") {

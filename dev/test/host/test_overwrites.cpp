@@ -7,21 +7,14 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <cerrno>
-#include <csignal>
-#include <filesystem>
-#include <string>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/many_ranks.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/files/file_io.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -129,17 +122,15 @@ TEST_CASE(
 // ---- one process a run folder ------------------------------------------------------------------
 
 TEST_CASE("run lock: of five that start at once in one folder one trains, and the others name it") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
+    const Runs r("--steps 1000000 --quiet --sample-every 0");
+    const TempFolder& folder = r.folder;
     for (const char* state : {"new", "with the lock file of a run that was killed"}) {
         CAPTURE(state);
         fs::remove(folder / "run/log.jsonl");
         std::vector<pid_t> pids;
         for (int i = 0; i < 5; i++) {
             fs::create_directories(folder / std::to_string(i));
-            pids.push_back(start_train(
-                folder / std::to_string(i),
-                tiny_run(folder.path(), "--steps 1000000 --quiet --sample-every 0 --out " + folder / "run")));
+            pids.push_back(start_train(folder / std::to_string(i), r.options("run", "")));
         }
         wait_until([&] { return std::ranges::count_if(pids, has_ended) >= 4; });
         const auto winner = std::ranges::find_if_not(pids, has_ended);
@@ -198,20 +189,16 @@ TEST_CASE(
     "run lock: a run whose folder was moved, or whose .lock was removed, ends and writes nothing there") {
     for (bool moves : {true, false}) {
         CAPTURE(moves);
-        TempFolder folder;
-        write_tiny_data(folder.path());
-        const std::string run = folder / "run", moved = folder / "moved";
-        const pid_t pid = start_train(folder.path(), tiny_run(folder.path(),
-                                                              "--steps 4000 --quiet --sample-every 0 "
-                                                              "--save-every 20 --keep 2 --out " +
-                                                                  run));
+        const Runs r("--steps 4000 --quiet --sample-every 0 --save-every 20 --keep 2");
+        const std::string run = r / "run", moved = r / "moved";
+        const pid_t pid = r.start("run", "");
         wait_until([&] { return fs::exists(run + "/step_00000020"); });
         moves ? fs::rename(run, moved) : (void)fs::remove(run + "/.lock");
-        check_run(finish_train(folder.path(), pid), kExitSaveFailed, {run + ": its .lock is gone"});
+        check_run(finish_train(r.folder.path(), pid), kExitSaveFailed, {run + ": its .lock is gone"});
         CHECK_FALSE(fs::exists(run + "/.lock"));
         CHECK((!moves || !fs::exists(run + "/model.bin")));
-        run_well(folder.path(),
-                 {"generate", moves ? moved : run, "--tokens", "1"});  // what was saved is whole
+        // what was saved is whole
+        run_well(r.folder.path(), {"generate", moves ? moved : run, "--tokens", "1"});
     }
 }
 

@@ -1,20 +1,14 @@
 // Tests of what a run begins with: config files, the options of a run that goes on, what a user leaves open, which is worked out
 // from the facts, what fits in memory, and what those who come from llm.c leave open.
 #include <cmath>
-#include <filesystem>
-#include <string>
 #include <tuple>
 
-#include <doctest/doctest.h>
-
-#include "dev/cuda/options.h"
 #include "dev/test/support/test_options.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/run/plan.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -119,10 +113,9 @@ TEST_CASE("options: each kind of error in a config file") {
     }
     for (const std::string& line :
          split("batch = 0|out of range;batch =|empty;batch = # 4|empty;lr = nan|out of range;quiet = "
-               "yes|true or "
-               "false;batch = 8.0|'8.0' is not a whole number;batch = eight|'eight' is not a whole number;"
-               "batch = 99999999999999999999|out of range;lr = .5.|'.5.' is not a number;"
-               "lr = 1979-05-27|is not a number;prompt = \"\"|empty",
+               "yes|true or false;batch = 8.0|'8.0' is not a whole number;batch = eight|'eight' is not a "
+               "whole number;batch = 99999999999999999999|out of range;lr = .5.|'.5.' is not a number;lr = "
+               "1979-05-27|is not a number;prompt = \"\"|empty",
                ';')) {
         const Args bad = split(line, '|');
         check_bad_config(bad[0], {"line 1, " + bad[0].substr(0, bad[0].find(' ')), bad[1]});
@@ -352,12 +345,9 @@ TEST_CASE("auto plan: what is given stands") {
 }
 
 TEST_CASE("auto plan: what was worked out is in config.toml, and a resumed run takes it from there") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    const std::string run = folder / "run";
-    const auto train = [&](const std::string& more) {
-        return run_train(folder.path(), tiny_run(folder.path(), more + " --quiet --out " + run));
-    };
+    const Runs r("--quiet");
+    const std::string run = r / "run";
+    const auto train = [&](const std::string& more) { return r.run("run", more); };
     const ProgramRun first = train("--epochs 2");
     check_run(first, kExitDone);
     CHECK(contains(first.out, "warm-up: a twentieth"));
@@ -417,20 +407,21 @@ TEST_CASE("options of the GPU: what the model is built with") {
     CHECK(!model_settings(parse_gpu({"--graph", "0"})).graph);
 }
 
-// bytes: of gradients so many a layer, of activations 16, 8 or 1 for each row of each layer
+// bytes: of gradients so many a layer, of activations 16, 8 or 1 for each row of each layer; of long rows a million
 template <int kGradients>
-MemoryPlan plan_of(const GPT2Config& c, int B, int, const ModelSettings& s) {
+MemoryPlan plan_of(const GPT2Config& c, int B, int T, const ModelSettings& s) {
     const int64_t row = s.recompute == Recompute::kBlock ? 1 : s.recompute == Recompute::kGelu ? 8 : 16;
-    return {.parameters = c.num_layers * (row * B + kGradients)};
+    return {.parameters = c.num_layers * (row * B + kGradients) + (T > 256 ? 1'000'000 : 0)};
 }
 
-TEST_CASE("plan: what would fit in the GPU's memory") {
+TEST_CASE("plan: what would fit in the memory there is") {
     const GPT2Config d12{1024, 257, 320, 12, 12, 768};
     const Models models = [](const Options& options) -> ModelFactory {
         return {.plan = options.grad_dtype == FloatType::kBf16 ? plan_of<100> : plan_of<200>};
     };
+    Program program = Program::kGpu;
     auto says = [&](int64_t available, const Args& args) {
-        Options o = parse_gpu(args);
+        Options o = parse(args, nullptr, program);
         MemoryPlan plan = models(o).plan(d12, o.batch, o.seq_len, model_settings(o));
         plan.available = available;
         return error_of([&] { require_memory(plan, o, models, d12); });
@@ -453,6 +444,12 @@ TEST_CASE("plan: what would fit in the GPU's memory") {
     CHECK(cure(12 * 101 - 1, {"-b", "64"}) ==
           "No batch size fits; --model d11 --recompute block --grad-dtype bf16 --batch 1 would.");
     CHECK(cure(100, {"-b", "64"}) == "No model with a vocabulary of 257 fits, whatever its size.");
+    program = Program::kCpu;                               // which has neither way to take less
+    CHECK(says(-1, {"-b", "64"}).exit_code == kExitDone);  // unknown
+    check_error(says(12 * (16 * 64 + 200) - 1, {"-b", "64"}), kExitDevice,
+                {"--batch 64", "--batch 32 would fit"});
+    CHECK(cure(12 * 216 - 1, {"-b", "5"}) == "No batch size fits; --model d11 --batch 1 would.");
+    check_error(says(1500, {"-t", "512"}), kExitDevice, {"No model fits", "--seq-len: use a smaller one"});
 }
 
 // ---- who comes from llm.c ----------------------------------------------------------------------
@@ -461,9 +458,8 @@ TEST_CASE("options: llm.c's published command lines are accepted as they are") {
     // the arguments of its scripts/run_gpt2_124M.sh and run_gpt2_1558M.sh (2025-05)
     const std::string k124M =
         "-i dev/data/fineweb10B/fineweb_train_*.bin -j dev/data/fineweb10B/fineweb_val_*.bin -o "
-        "log_gpt2_124M -v 250 "
-        "-s 20000 -g 144 -h 1 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -y 1 "
-        "-e d12";
+        "log_gpt2_124M -v 250 -s 20000 -g 144 -h 1 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 "
+        "-u 700 -n 5000 -y 1 -e d12";
     const std::string k1558M =
         "-i dev/data/edu_fineweb100B/edu_fineweb_train_*.bin -j "
         "dev/data/edu_fineweb100B/edu_fineweb_val_*.bin "
@@ -489,13 +485,9 @@ TEST_CASE("options: llm.c's published command lines are accepted as they are") {
 }
 
 TEST_CASE("llm.c's users: DONE_ files stand for complete checkpoints, and for no others") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    const std::string run = folder / "run";
-    const auto train = [&](const std::string& more) {
-        run_well(folder.path(),
-                 tiny_run(folder.path(), "-b 4 -v 0 -s 0 -n 2 --quiet --out " + run + " " + more));
-    };
+    const Runs r("-b 4 -v 0 -s 0 -n 2 --quiet"), others("--quiet");
+    const std::string run = r / "run";
+    const auto train = [&](const std::string& more) { r.train("run", more); };
     train("-x 4");
     CHECK(done_files(run) == Words{"DONE_00000002", "DONE_00000004"});
     train("-x 8 -y 1 -nk 1");
@@ -513,8 +505,8 @@ TEST_CASE("llm.c's users: DONE_ files stand for complete checkpoints, and for no
                                     "step_00000004", "step_00000004.abandoned", "step_00000005",
                                     "step_00000006.abandoned"});
     // without llm.c's names there are none, as nobody waits for them
-    run_well(folder.path(), tiny_run(folder.path(), "--steps 2 --quiet --out " + folder / "ours"));
-    CHECK(done_files(folder / "ours").empty());
+    others.train("run", "--steps 2");
+    CHECK(done_files(others / "run").empty());
 }
 
 TEST_CASE(

@@ -3,20 +3,12 @@
 // ends the job then.
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/wait.h>
 #include <unistd.h>
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <functional>
 #include <future>
-#include <map>
 #include <numeric>
 #include <optional>
-#include <string>
-#include <thread>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/many_ranks.h"
 #include "llmc/host/ranks/comm.h"
@@ -415,6 +407,21 @@ TEST_CASE("comm: what is gathered, told and exchanged") {
             CHECK_FALSE(comm.root_says("no", !comm.root()));
         });
     }
+}
+
+TEST_CASE("comm: a rank without a thread to watch the others says so") {
+    MeetingPlace place;
+    std::atomic<bool> begin = false;
+    std::vector<std::future<Error>> ranks;
+    for (int rank : {0, 1}) {
+        ranks.push_back(std::async(std::launch::async, [&, rank] {
+            wait_until([&] { return begin.load(); });
+            return error_of([&] { join_ranks(place.ranks(rank, 2), 20, "test"); });
+        }));
+    }
+    const NoThreads limit;
+    begin = true;
+    for (auto& one : ranks) { check_error(one.get(), kExitDevice, {"no thread to watch", "ulimit -u"}); }
 }
 
 // A chunk in the middle is so large that each of those added after it is lost, but not those before it.

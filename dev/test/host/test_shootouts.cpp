@@ -1,13 +1,8 @@
 // Tests of what a shootout prints, writes and takes as options, without a GPU.
 #include <atomic>
 #include <chrono>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include <doctest/doctest.h>
-
-#include "dev/cuda/layernorm_lists.h"
 #include "dev/cuda/options.h"
 #include "dev/cuda/report.h"
 #include "dev/cuda/watchdog.h"

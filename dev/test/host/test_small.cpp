@@ -1,17 +1,12 @@
 // Tests of the small pieces: schedules, sampling, random numbers, the table of parameters.
-#include <algorithm>
 #include <array>
-#include <filesystem>
-#include <string>
 #include <utility>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/compare.h"
-#include "dev/test/support/test_files.h"
+#include "dev/test/support/test_options.h"
 #include "llmc/host/base/philox.h"
 #include "llmc/host/base/resources.h"
+#include "llmc/host/base/text.h"
 #include "llmc/host/options/choices.h"
 #include "llmc/model/eval/generate.h"
 #include "llmc/model/gpt2_config.h"
@@ -26,7 +21,7 @@ constexpr Decay kDecays[] = {Decay::kConstant, Decay::kCosine, Decay::kLinear, D
 // the root of a machine's files
 struct Root : TempFolder {
     void file(const std::string& name, const std::string& text) const {
-        std::filesystem::create_directories(std::filesystem::path(*this / name).parent_path());
+        fs::create_directories(fs::path(*this / name).parent_path());
         write_bytes(*this / name, text);
     }
     void group(const std::string& name, const std::string& text) const {
@@ -275,6 +270,14 @@ TEST_CASE("parameters: in memory no two tensors overlap, each is aligned, a bloc
     }
 }
 
+TEST_CASE("programs: want of memory, and what nobody expects, ends them with a word") {
+    const auto said = [](int (*fails)()) {
+        return printed_by([&] { CHECK(run_program("p", "Use less.", fails) == kExitDevice); }, STDERR_FILENO);
+    };
+    CHECK(said([]() -> int { throw std::bad_alloc(); }) == "p: out of memory. Use less.\n");
+    CHECK(said([]() -> int { throw std::out_of_range("far"); }) == "p: unexpected: far\n");
+}
+
 TEST_CASE("cores: a container's quota of time, rounded up") {
     Root root;
     const int all = usable_cores();
@@ -316,7 +319,7 @@ TEST_CASE("host memory: what the machine has free, or less, as a container's lim
     CHECK(available_memory(root.path()) == 0);
 
     root.file("proc/self/cgroup", "3:cpuset:/\n4:memory:/docker/abc\n0::/\n");
-    std::filesystem::remove(root / "sys/fs/cgroup/memory.max");
+    fs::remove(root / "sys/fs/cgroup/memory.max");
     root.group("memory/memory.limit_in_bytes", "30000\n");
     root.group("memory/memory.usage_in_bytes", "20000\n");
     root.group("memory/memory.stat", "inactive_file 1\ntotal_inactive_file 500\n");

@@ -1,14 +1,9 @@
 // Tokenizers. GPT-2's byte-pair encoding: the ids of a frozen set of texts are tiktoken's, every text of bytes comes back, and
 // the public files are read, written and, where they are damaged or mean another tokenizer, refused. Bytes as tokens; the file
 // of texts alone; what is printed. All exact.
-#include <algorithm>
 #include <iterator>
 #include <random>
 #include <sstream>
-#include <string>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/test_files.h"
 #include "llmc/host/tokens/tokenizer.h"

@@ -1,9 +1,6 @@
 // Checkpoints: what is saved is found and loaded, damage is noticed, a save that fails leaves what was there, and
 // what a run notes beside it is read back.
-#include <cmath>
 #include <cstring>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/test_files.h"
@@ -14,7 +11,6 @@
 #include "llmc/model/run/folder.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 

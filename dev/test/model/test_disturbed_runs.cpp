@@ -6,15 +6,10 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <csignal>
-#include <functional>
 #include <new>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/test_options.h"
@@ -27,7 +22,6 @@
 #include "llmc/model/run/trainer.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -441,15 +435,4 @@ TEST_CASE("changing files: a file that asks for a model larger than the memory")
     check_error(error_of([&] { make_cpu_decoder(Large{}); }), kExitDevice, {"large.bin", "needs"});
     check_error(error_of([&] { make_model(factory_of<GPT2Cpu>(), Large{}, 64, 1 << 20); }), kExitDevice,
                 {"large.bin", "needs"});
-}
-
-// A file that takes the place of a closed stream would have the program's messages in it.
-TEST_CASE("disturbed runs: without standard streams a run leaves the same files") {
-    const Runs r("--steps 4 --save-every 2 --sample-every 0");
-    r.train("usual", "");
-    const pid_t pid = start_prepared(r.folder.path(), r.options("closed", ""), [] {
-        for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) { close(stream); }
-    });
-    CHECK(finish_train(r.folder.path(), pid).exit_code == kExitDone);
-    r.check_same("closed", "usual");
 }

@@ -1,10 +1,6 @@
 // --fp8 on the CPU: the model rounds where the reference model does, scales follow from the maxima of the steps before, and a
 // run goes on from its checkpoints with the same bits, in any number of ranks. On a GPU: dev/test/gpu/test_fp8_model.cpp.
-#include <cmath>
-
-#include <doctest/doctest.h>
-
-#include "dev/test/support/any_model.h"
+#include "dev/test/support/model_tests.h"
 #include "dev/test/support/reference_model.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/model/cpu/fp8_rounding.h"
@@ -20,11 +16,6 @@ namespace {
 const GPT2Config kConfig = {64, 100, 128, 2, 2, 32};
 const ModelSettings kFp8 = {.fp8 = true};
 
-std::vector<float> maxima_of(const Model& model) {
-    std::vector<float> maxima((size_t)fp8_maxima(model.config()));
-    model.save(State::kFp8Maxima, 0, 0, maxima);
-    return maxima;
-}
 void take_steps(GPT2Cpu* model, int first, int n) {
     for (int i = first; i < first + n; i++) {
         const Batch batch = random_batch(kConfig, 2, 16, 51 + i);
@@ -57,15 +48,7 @@ TEST_CASE("fp8: every gradient is that of the reference which rounds alike") {
     const double loss = model.forward_backward(batches), expected = rounded.forward_backward(batches);
     plain.forward_backward(batches);
     CHECK(std::fabs(loss - expected) < 1e-4);
-    for (int t = 0; t < kNumTensors; t++) {
-        for (int l = 0; l < tensor_copies(kConfig, t); l++) {
-            const auto should = layer_gradient(rounded, t, l);
-            const double found = relative_difference(layer_gradient(model, t, l), should),
-                         moved = relative_difference(layer_gradient(plain, t, l), should);
-            CHECK_MESSAGE(found < moved / 20, fmt::format("d{}[{}]: off by {:.6f}; FP8 moves it by {:.4f}",
-                                                          kTensors[t].name, l, found, moved));
-        }
-    }
+    check_fp8_gradients(model, rounded, plain, 0.05);
 }
 
 TEST_CASE("fp8: scales follow from the largest of sixteen steps") {

@@ -2,12 +2,6 @@
 // empty, and the sub-commands do what their help says.
 #include <fcntl.h>
 #include <unistd.h>
-#include <cmath>
-#include <filesystem>
-#include <string>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/train_program.h"
@@ -18,7 +12,6 @@
 #include "llmc/model/run/samples.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -266,6 +259,14 @@ TEST_CASE("samples: without a prompt a text has a token before its end") {
         CHECK(run_sample("", temperature) == "x");
         CHECK(run_sample("a", temperature) == "a");
     }
+    // of a vocabulary without a tokenizer, the tokens' numbers
+    RunPlan plan;
+    plan.config.vocab_size = 300;
+    plan.options.temperature = 0, plan.options.sample_tokens = 2;
+    EndingModel model;
+    model.logits.assign(300, 0);
+    model.logits[7] = 1;
+    CHECK(RunSamples(plan, 300).text(model, 1, 1) == "7 7 ");
 }
 
 // ---- sub-commands ------------------------------------------------------------------------------
@@ -570,8 +571,7 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     write_token_shard(folder / "train.bin", tokens, 457);
     const std::string run = folder / "run", out = folder / "hf";
     const std::string common = "--train-data " + (folder / "train.bin") +
-                               " --val-data none --seq-len 12 --batch 8 "
-                               "--sample-every 0 --quiet ";
+                               " --val-data none --seq-len 12 --batch 8 --sample-every 0 --quiet ";
     const auto ends = [&](const Words& command) { return run_train(folder.path(), command); };
     run_well(folder.path(), words(common +
                                   "--layers 2 --heads 2 --channels 16 --steps 30 --lr 0.01 --tokenizer "

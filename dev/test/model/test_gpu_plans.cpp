@@ -1,15 +1,6 @@
 // What is worked out for GPUs without one: which elements a rank of many adds up and updates, whether all compute the
 // same, where NCCL is looked for, and what --profile makes of CUPTI's records, made up for it, and of a step's work.
-#include <algorithm>
-#include <filesystem>
-#include <map>
-#include <numeric>
-#include <string>
 #include <tuple>
-#include <vector>
-
-#include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include "dev/test/support/many_ranks.h"
 #include "dev/test/support/test_files.h"
@@ -21,7 +12,6 @@
 #include "llmc/ops/comm/nccl_library.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -50,8 +40,7 @@ TEST_CASE("state shares: every element is in one rank's share, under its number"
     const auto due = numbers(c, ParameterLayout(c));
     for (int ranks : {1, 2, 3, 7, 11}) {
         for (bool muon : {false, true}) {
-            CAPTURE(ranks);
-            CAPTURE(muon);
+            INFO("ranks ", ranks, ", muon ", muon);
             const StateShares s(c, {.muon = muon, .ranks = ranks, .groups = 2 * ranks});
             std::vector<std::pair<int, int64_t>> found(due.size(), {-1, -1});
             int64_t twice = 0, misplaced = 0;
@@ -106,9 +95,7 @@ TEST_CASE("state shares: shares are whole chunks, one behind the other, of any n
             const std::vector<NormChunk> one =
                 StateShares(c, {.muon = muon, .ranks = 1, .groups = 1}).chunks_by_rank();
             for (int ranks : {1, 2, 3, 4, 7, 11, 40}) {
-                CAPTURE(layers);
-                CAPTURE(muon);
-                CAPTURE(ranks);
+                INFO("layers ", layers, ", muon ", muon, ", ranks ", ranks);
                 const StateShares s(c, {.muon = muon, .ranks = ranks, .groups = ranks});
                 std::vector<NormChunk> chunks = s.chunks_by_rank();
                 const std::vector<int64_t> begins = s.chunk_begins();
@@ -155,8 +142,7 @@ TEST_CASE("state shares: Muon's work and what is kept of it are even over the ra
     for (auto [layers, heads, channels] : {std::tuple(12, 12, 768), std::tuple(48, 25, 1600)}) {
         const GPT2Config c = config_of(layers, heads, channels);
         for (int ranks : {2, 3, 4, 8}) {
-            CAPTURE(layers);
-            CAPTURE(ranks);
+            INFO("layers ", layers, ", ranks ", ranks);
             const StateShares s(c, {.muon = true, .ranks = ranks, .groups = ranks});
             int most = 0, all = 0;
             for (size_t r = 0; r < (size_t)ranks; r++) {
@@ -183,8 +169,7 @@ TEST_CASE("state shares: of every layer of GPT-2 each rank has as much, and of a
     for (auto [layers, heads, channels] : {std::tuple(12, 12, 768), std::tuple(48, 25, 1600)}) {
         const GPT2Config c = config_of(layers, heads, channels);
         for (int ranks : {2, 4, 8, 64}) {
-            CAPTURE(layers);
-            CAPTURE(ranks);
+            INFO("layers ", layers, ", ranks ", ranks);
             const StateShares s(c, {.ranks = ranks, .groups = ranks});
             for (int l = 0; l <= layers; l++) {
                 const auto [begin, end] = s.ranges[(size_t)l];
@@ -468,6 +453,8 @@ TEST_CASE("profile: calls that wait are named, calls inside of others do not cou
     std::stable_sort(records.begin(), records.end(), [](auto& a, auto& b) { return a.start < b.start; });
     StepRecording r = analyse(records);
     REQUIRE(r.calls.size() == 3);
+    CHECK(r.calls[0].name == "cudaLaunchKernel");  // the longest, by its share of each of three steps
+    CHECK(r.calls[0].ms == doctest::Approx(0.004 / 3));
     for (const HostCall& call : r.calls) {
         CAPTURE(call.name);
         CHECK(call.name != "cuLaunchKernel");

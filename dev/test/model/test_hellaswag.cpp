@@ -1,12 +1,6 @@
 // HellaSwag: the file of questions byte by byte and damaged, data/make_hellaswag, which ending is the answer,
 // and the programs that ask.
-#include <array>
-#include <filesystem>
 #include <random>
-#include <string>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/reference_model.h"
@@ -145,8 +139,7 @@ TEST_CASE("HellaSwag file: whatever is wrong is refused by name") {
                                                  {first + 12, 300, "an ending of example 0"}}) {
         std::string bytes = good_file();
         std::memcpy(bytes.data() + 2 * wrong.word, &wrong.value, 2);
-        CAPTURE(wrong.word);
-        CAPTURE(wrong.value);
+        INFO("wrong.word ", wrong.word, ", wrong.value ", wrong.value);
         check_error(error_of_file(bytes), kExitBadInput, {"questions.bin", wrong.name, "make_hellaswag"});
     }
     for (size_t length = 1; length < good_file().size(); length++) {
@@ -209,7 +202,7 @@ TEST_CASE("make_hellaswag: what is wrong is named with its line, and nothing is 
         CAPTURE(wrong.line);
         check_run(make_hellaswag(folder, good + wrong.line + "\n" + good), kExitBadInput,
                   {"in.jsonl, line 2", wrong.part});
-        CHECK(!std::filesystem::exists(folder / "out.bin"));
+        CHECK(!fs::exists(folder / "out.bin"));
     }
     check_run(make_hellaswag(folder, ""), kExitBadInput);
     check_run(make_hellaswag(folder, good, "--tokenizer nowhere"), kExitBadInput);
@@ -225,7 +218,7 @@ TEST_CASE("make_hellaswag: what is wrong is named with its line, and nothing is 
     Tokenizer::of({large, {}, -1, {}}, "large").save(folder.path(), 64);
     check_run(make_hellaswag(folder, good, "--tokenizer " + folder.path()), kExitBadInput,
               {"65556 tokens, more than the 65,536"});
-    CHECK(!std::filesystem::exists(folder / "out.bin"));
+    CHECK(!fs::exists(folder / "out.bin"));
     const std::string input = folder / "in.jsonl";
     const ProgramRun itself =
         run_train(folder.path(), words(input + " --out " + folder.path() + "/./in.jsonl"),
@@ -358,7 +351,7 @@ TEST_CASE(
                                  r.options("new", "--steps 1 --hellaswag " + others)}) {
         check_run(run_train(r.folder.path(), command), kExitBadInput,
                   {"others.bin has a vocabulary of 256", "257"});
-        CHECK(!std::filesystem::exists(r / "new"));
+        CHECK(!fs::exists(r / "new"));
     }
     check_run(run_train(r.folder.path(), {"eval", run_folder}), kExitUsage);
 }

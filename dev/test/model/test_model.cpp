@@ -1,10 +1,5 @@
 // The CPU model and, apart from it, the reference that judges the GPU's: values, batches, steps, roundings, the same
 // bits.
-#include <algorithm>
-#include <cmath>
-
-#include <doctest/doctest.h>
-
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/compare_state.h"
 #include "dev/test/support/model_tests.h"

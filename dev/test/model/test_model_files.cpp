@@ -1,17 +1,7 @@
 // Files of models, llm.c's and Hugging Face's: what is written is read back, to the bit or rounded; whatever is wrong
 // in one is refused with what was found and what was expected.
-#include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <limits>
 #include <random>
-#include <string>
-#include <vector>
-
-#include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include "dev/test/support/model_tests.h"
 #include "dev/test/support/test_files.h"
@@ -180,14 +170,14 @@ TEST_CASE("model file: bf16 is rounded to nearest even") {
     }
     model.load(State::kParameter, kWte, 0, wte);
     write_model_file(folder / "model.bin", c, kModelBf16, reader(model));
-    CHECK(std::filesystem::file_size(folder / "model.bin") == 1024 + 2 * (size_t)file_elements(c));
+    CHECK(fs::file_size(folder / "model.bin") == 1024 + 2 * (size_t)file_elements(c));
     ModelFile file(folder / "model.bin");
     CHECK(file.config() == c);
     file.read(kWte, 0, found);
     check_same("bf16", found, expected);
     check_error(error_of([&] { write_model_file(folder / "no.bin", c, 4, reader(model)); }), kExitUsage,
                 {"3 or 5"});
-    CHECK_FALSE(std::filesystem::exists(folder / "no.bin"));
+    CHECK_FALSE(fs::exists(folder / "no.bin"));
 }
 
 TEST_CASE("model file: tensors larger than the pieces they are moved in") {
@@ -234,7 +224,7 @@ TEST_CASE("model file: cut anywhere, or too long") {
         check_error(model_error(path), kExitBadInput,
                     {path, "file size", std::to_string(good.size() + more)});
     }
-    std::filesystem::remove(path);
+    fs::remove(path);
     check_error(model_error(path), kExitBadInput, {path, "cannot open"});
     check_error(model_error(folder.path()), kExitBadInput, {folder.path(), "not a regular file"});
 }
@@ -261,8 +251,7 @@ TEST_CASE("model file: every header field, wrong") {
     const std::string path = folder / "wrong.bin", good = good_file();
     for (const Field& field : fields) {
         for (int32_t value : field.values) {
-            CAPTURE(field.name);
-            CAPTURE(value);
+            INFO("field.name ", field.name, ", value ", value);
             std::string bytes = good;
             set_word(&bytes, field.word, value);
             write_bytes(path, bytes);
@@ -379,7 +368,7 @@ TEST_CASE("hf model: names without prefix, masks, a tied head and shards are acc
         first.tensors.pop_back();
         first.values.pop_back();
     }
-    std::filesystem::remove(file);
+    fs::remove(file);
     put_together(hf + "/one.safetensors", first);
     put_together(hf + "/two.safetensors", second);
     const auto index = [&](const std::string& name_of_second) {
@@ -516,7 +505,7 @@ TEST_CASE("hf model: a configuration of another architecture is refused by field
     inner.replace(inner.find("null"), 4, "56");
     write_bytes(folder.config, inner);
     CHECK(error_of([&] { HfModel model(hf); }).exit_code == kExitDone);
-    std::filesystem::remove(folder.file);
+    fs::remove(folder.file);
     check_refused(hf, "save_pretrained");
 }
 

@@ -5,15 +5,11 @@
 #include <unistd.h>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <thread>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/files/file_io.h"
-#include "llmc/host/log/run_log.h"
 #include "llmc/host/options/table.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
@@ -22,7 +18,6 @@
 #include "llmc/model/run/folder.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 

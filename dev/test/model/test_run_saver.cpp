@@ -1,10 +1,5 @@
 // What a run saves: which checkpoints stay, which one is the best, that writing them while the training goes on changes
 // nothing, and that a run that goes on from one ends as if it had never stopped.
-#include <pthread.h>
-#include <sys/resource.h>
-
-#include <doctest/doctest.h>
-
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/test_options.h"
 #include "dev/test/support/train_program.h"
@@ -12,7 +7,6 @@
 #include "llmc/model/run/saver.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -265,13 +259,10 @@ TEST_CASE("run saver: in the background it writes what the model was") {
     }
     CHECK(contains(said, "step 6 | saved"));
     // without a thread, as where a container's processes are counted, it is written at once
-    pthread_attr_t usual, huge;
-    pthread_getattr_default_np(&usual);
-    pthread_getattr_default_np(&huge);
-    pthread_attr_setstacksize(&huge, (size_t)1 << 47);
-    pthread_setattr_default_np(&huge);
-    said = s.save(7, false);
-    pthread_setattr_default_np(&usual);
+    {
+        const NoThreads limit;
+        said = s.save(7, false);
+    }
     CHECK(contains(said, "step 7 | no thread"));
     CHECK(contains(said, "step 7 | saved"));
     // numbers that are not finite are noticed then
@@ -393,8 +384,7 @@ struct ResumedRuns : Runs {
     ResumedRuns()
         : Runs(
               "--batch 2 --total-batch 48 --lr 0.01 --warmup 2 --schedule constant --weight-decay 0.1 "
-              "--val-every 3 "
-              "--sample-every 3 --sample-tokens 5 --save-every 4") {}
+              "--val-every 3 --sample-every 3 --sample-tokens 5 --save-every 4") {}
     // bit for bit, with the moments that its checkpoints keep
     void check_same_run(const std::string& out) const {
         check_same(out, "whole");

@@ -1,10 +1,6 @@
 // Steps that are skipped: loss or gradient is not finite, or an outlier. Nothing is updated or written of them, and a
 // run of nothing else ends with exit code 5, however often it is resumed.
-#include <algorithm>
-#include <cmath>
 #include <numeric>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/train_program.h"
@@ -16,7 +12,6 @@
 #include "llmc/model/run/trainer.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 

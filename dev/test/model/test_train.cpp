@@ -1,23 +1,16 @@
 // ./train_gpt2 as a user runs it: what a run prints and leaves, that its numbers can be repeated and do not depend on
 // how the work is cut up; and for each way to start one wrongly what the message says, and that nothing is left.
-#include <sys/resource.h>
-#include <cmath>
-#include <csignal>
 #include <map>
 #include <set>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/folder.h"
 #include "llmc/model/run/plan.h"
 
 using namespace llmc;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -151,9 +144,8 @@ TEST_CASE("train: the default job, small") {
     write_default_job(folder.path());
     const std::string out = folder / "runs/first";
     Words options = words(data_in(folder.path()) +
-                          "--layers 2 --heads 2 --channels 16 --seq-len 16 "
-                          "--lr 0.01 --steps 90 --warmup 10 --final-lr-fraction 0.1 --val-every 20 "
-                          "--sample-every 40 --out " +
+                          "--layers 2 --heads 2 --channels 16 --seq-len 16 --lr 0.01 --steps 90 --warmup 10 "
+                          "--final-lr-fraction 0.1 --val-every 20 --sample-every 40 --out " +
                           out);
     ProgramRun run = run_silently(folder.path(), options);
     CHECK(names_below(out) == Words{"config.toml", "log.jsonl", "model.bin", "report.html", "step_00000090"});
@@ -197,6 +189,7 @@ TEST_CASE("train: a dry run prints the plan and leaves nothing") {
         ProgramRun run = run_silently(folder.path(), options);
         for (const char* line :
              {"compute    | fp32\n", "model      | 2 layers, 2 heads, 16 channels, 12 positions",
+              "train.bin: 1,601 tokens in 1 shard, vocabulary 257\n",
               "step       | 2 x 4 rows of 12 tokens = 96 tokens", "run        | 7 steps = 672 tokens",
               "memory     | ", "available"}) {
             CHECK_MESSAGE(contains(run.out, line), line, " in\n", run.out);
@@ -617,37 +610,4 @@ TEST_CASE("bad input: val.json") {
     const BadRuns p;
     write_bytes(p / "val.json", "{");
     p.refused({}, kExitBadInput, {p / "val.json", "found", "syntax error", "expected", "make_corpus"});
-}
-
-TEST_CASE("plan: what would fit in the memory there is") {
-    const GPT2Config d12{1024, 257, 320, 12, 12, 768};
-    // a model takes 100 bytes a layer and 1 a row
-    Models models = [](const Options&) -> ModelFactory {
-        return {.plan = [](const GPT2Config& c, int B, int, const ModelSettings&) {
-            return MemoryPlan{.parameters = (int64_t)c.num_layers * 100 + B};
-        }};
-    };
-    auto says = [&](int64_t available, int batch, int64_t total_batch) {
-        Options o;
-        o.batch = batch;
-        o.seq_len = 16;
-        o.total_batch = total_batch;
-        MemoryPlan plan = models(o).plan(d12, o.batch, o.seq_len, {});
-        plan.available = available;
-        return error_of([&] { require_memory(plan, o, models, d12); });
-    };
-    CHECK(says(1264, 64, 0).exit_code == kExitDone);
-    CHECK(says(-1, 64, 0).exit_code == kExitDone);  // unknown
-    check_error(says(1263, 64, 0), kExitDevice, {"--batch 64", "--batch 32 would fit"});
-    check_error(says(1204, 5, 0), kExitDevice, {"--batch 2 would fit"});
-    check_error(says(1204, 5, 5 * 16), kExitDevice,
-                {"--batch 1 would fit"});  // 2 rows do not divide --total-batch
-    check_error(says(1200, 5, 0), kExitDevice, {"No batch size fits", "--model d11 --batch 1 would"});
-    check_error(says(50, 5, 0), kExitDevice, {"No model with a vocabulary of 257 fits, whatever"});
-    models = [](const Options&) -> ModelFactory {
-        return {.plan = [](const GPT2Config& c, int, int T, const ModelSettings&) {
-            return MemoryPlan{.parameters = (int64_t)c.num_layers * 100 + T};
-        }};
-    };
-    check_error(says(115, 5, 0), kExitDevice, {"No model fits", "--seq-len: use a smaller one"});
 }

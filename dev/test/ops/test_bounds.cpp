@@ -1,6 +1,5 @@
 // What the kernel shootouts judge by, without a GPU: number formats, problems and their truth, error bounds, verdicts. A
 // perfect result must pass with little to spare, and each of the classic faults must fail.
-#include <array>
 #include <set>
 #include <string>
 #include <vector>

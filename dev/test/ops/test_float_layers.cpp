@@ -3,13 +3,8 @@
 // the roundings: u = 2^-24 is one of them; where sums are made in double a result is rounded once, when it is stored
 // (kStored has 1 % of slack for the double arithmetic before it); a float sum of K products errs by at most (K + 2) u sum |a b|,
 // whatever its order.
-#include <algorithm>
 #include <array>
 #include <functional>
-#include <string>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/cuda/attention_problems.h"
 #include "dev/test/support/compare.h"

@@ -1,6 +1,5 @@
 // Which kernel and layout of LayerNorm takes a call (choose.h, layouts.h): what is true of every call, and what models' widths
 // get. What the launchers then launch is compared with the same choices in dev/emulate/test_layernorm_choices.cpp.
-#include <set>
 #include <sstream>
 
 #include <doctest/doctest.h>

@@ -1,12 +1,7 @@
 // The CPU's reference, which everything else is compared with. Forward: a second implementation that does the same in
 // another arrangement. Backward: central differences of the forward, all in double. Gradients that are added to
 // (+=) start from random numbers, those that are written (=) from NaN.
-#include <algorithm>
 #include <array>
-#include <string>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/compare.h"
 #include "llmc/model/cpu/reference.h"

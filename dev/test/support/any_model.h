@@ -1,12 +1,7 @@
 // What tests of any model with the interface of model.h share: configurations, random batches, a model's
 // state, and how far two computations of the same thing may be apart.
 #pragma once
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "dev/test/support/compare.h"
 #include "llmc/model/formats/checkpoint.h"

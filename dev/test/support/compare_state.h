@@ -1,14 +1,10 @@
 // Compares a model with a debug state: logits, loss, every gradient, and the losses of ten optimizer steps.
 // For any model with the interface of model.h that also has logits(), forward_backward() and save_gradient().
 #pragma once
-#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <map>
-#include <span>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/debug_state.h"

@@ -5,11 +5,8 @@
 //                                        compares the CPU model with what another implementation made of the
 //                                        same batch: a model file (20240326), a debug state (20240327), ten
 //                                        losses
-#include <cstdio>
-#include <string>
 
 #define DOCTEST_CONFIG_IMPLEMENT
-#include <doctest/doctest.h>
 
 #include "dev/test/support/compare_state.h"
 #include "llmc/host/base/resources.h"

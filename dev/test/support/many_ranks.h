@@ -2,19 +2,9 @@
 #pragma once
 #include <arpa/inet.h>
 #include <sys/socket.h>
-#include <sys/types.h>
 #include <sys/wait.h>
-#include <chrono>
-#include <csignal>
-#include <filesystem>
-#include <functional>
 #include <map>
 #include <sstream>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/test_files.h"
 #include "dev/test/support/train_program.h"
@@ -45,11 +35,10 @@ struct RunsOfRanks {
                       words(more));
     }
     void check_same(const std::string& a, const std::string& b, const std::string& checkpoint) const {
-        CAPTURE(a);
-        CAPTURE(b);
+        INFO("a ", a, ", b ", b);
         CHECK(same_files(out(a) + "/model.bin", out(b) + "/model.bin"));
         const std::string moments = "/" + checkpoint + "/optimizer.safetensors";
-        REQUIRE(std::filesystem::exists(out(a) + moments));
+        REQUIRE(fs::exists(out(a) + moments));
         CHECK(same_files(out(a) + moments, out(b) + moments));
         CHECK(read_log(out(a)) == read_log(out(b)));
     }
@@ -88,7 +77,7 @@ struct MeetingPlace {
 // the processes that this one has started as ranks, by rank
 inline std::vector<pid_t> ranks_of(pid_t launcher) {
     std::map<int, pid_t> ranks;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    for (const auto& entry : fs::directory_iterator("/proc")) {
         const std::string id = entry.path().filename().string();
         if (id.find_first_not_of("0123456789") != std::string::npos) { continue; }
         std::istringstream stat(read_bytes(entry.path().string() + "/stat"));

@@ -1,17 +1,10 @@
 // What a model must do wherever it computes: the tests that the CPU's model (dev/test/model/test_model.cpp) and the GPU's
 // (dev/test/gpu/test_model.cpp, test_model_steps.cpp) have in common.
 #pragma once
-#include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <numeric>
 #include <optional>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/test_files.h"
@@ -162,6 +155,27 @@ void check_refused_batches() {
     check_same_state("the step after", model, fresh);
 }
 
+// with --fp8: of each gradient, how far it is from the reference's that rounds alike, of what rounding moves that by
+template <typename Model, typename Reference>
+void check_fp8_gradients(const Model& model, const Reference& rounded, const Reference& plain, double most) {
+    const GPT2Config& c = model.config();
+    for (int t = 0; t < kNumTensors; t++) {
+        for (int l = 0; l < tensor_copies(c, t); l++) {
+            const auto should = layer_gradient(rounded, t, l);
+            const double found = relative_difference(layer_gradient(model, t, l), should),
+                         moved = relative_difference(layer_gradient(plain, t, l), should);
+            CHECK_MESSAGE(found < most * moved, fmt::format("d{}[{}]: off by {:.6f}; FP8 moves it by {:.4f}",
+                                                            kTensors[t].name, l, found, moved));
+        }
+    }
+}
+
+inline std::vector<float> maxima_of(const Model& model) {
+    std::vector<float> maxima((size_t)fp8_maxima(model.config()));
+    model.save(State::kFp8Maxima, 0, 0, maxima);
+    return maxima;
+}
+
 // ---- steps -------------------------------------------------------------------------------------
 
 // Four rows of different first tokens leave nothing to guess. An even chance between two is ln 2.
@@ -217,8 +231,7 @@ void check_not_finite() {
                                   {kQkvw, (int64_t)3},
                                   {kFcprojb, (int64_t)2},
                                   {kLnfw, (int64_t)13}}) {
-            CAPTURE(poison);
-            CAPTURE(kTensors[tensor].name);
+            INFO("poison ", poison, ", kTensors[tensor].name ", kTensors[tensor].name);
             Tiny<Model> model, untouched;
             for (Tiny<Model>* m : {&model, &untouched}) { step(m, batches, usual(0)); }
             std::vector<float> good(1), bad = {poison};

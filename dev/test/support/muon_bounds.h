@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <vector>
 
 #include "llmc/model/cpu/reference.h"

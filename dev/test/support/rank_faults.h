@@ -1,14 +1,8 @@
 // A job whose ranks are killed or stopped at random moments: it ends in time, says which rank it was, at which step
 // and in which call, and what it had saved is whole.
 #pragma once
-#include <algorithm>
-#include <chrono>
-#include <csignal>
 #include <random>
-#include <string>
 #include <utility>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/many_ranks.h"
 #include "dev/test/support/train_program.h"
@@ -76,8 +70,7 @@ struct RankFaults {
         const double took = seconds_to_end(pid);
         if (signal == SIGSTOP) { quickest_stop = std::min(quickest_stop, seconds_since(begin)); }
         const ProgramRun r = finish_train(folder.path(), pid);
-        CAPTURE(signal);
-        CAPTURE(culprit);
+        INFO("signal ", signal, ", culprit ", culprit);
         check_run(r, kExitPeerLost,
                   {fmt::format("rank {} (process {} on ", culprit, (int)pids[(size_t)culprit]),
                    signal == SIGKILL ? "is gone: killed" : "has given no sign for 3 s", " '"});
@@ -105,7 +98,7 @@ struct RankFaults {
         const Words all = options(straight, fmt::format("--steps {}", step));
         run_well(folder.path(), all, program);
         for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
-            REQUIRE(std::filesystem::exists(newest + "/" + file));
+            REQUIRE(fs::exists(newest + "/" + file));
             CHECK(same_files(newest + "/" + file, straight + fmt::format("/step_{:08}/", step) + file));
         }
     }
@@ -120,8 +113,8 @@ inline void check_rank_that_fails(const std::string& program) {
     std::string folders[2];
     for (int rank = 0; rank < 2; rank++) {  // each with a shard of its own, by the same name
         folders[rank] = runs.folder / std::to_string(rank);
-        std::filesystem::create_directories(folders[rank]);
-        std::filesystem::copy(shard, folders[rank] + "/train.bin");
+        fs::create_directories(folders[rank]);
+        fs::copy(shard, folders[rank] + "/train.bin");
         Words options = runs.options("run", fmt::format("--steps 1000000 --total-batch 96 --reduce-groups 2 "
                                                         "--val-every 0 --sample-every 0 --comm-timeout 10 "
                                                         "--world-size 2 --rank {} --master 127.0.0.1:{}",
@@ -130,11 +123,10 @@ inline void check_rank_that_fails(const std::string& program) {
             if (word == shard) { word = "train.bin"; }
         }
         auto in_its_folder = [&] { (void)!chdir(folders[rank].c_str()); };
-        pids[rank] =
-            start_prepared(folders[rank], options, in_its_folder, std::filesystem::absolute(program));
+        pids[rank] = start_prepared(folders[rank], options, in_its_folder, fs::absolute(program));
     }
     wait_until([&] { return read_log(out).size() > 20 || has_ended(pids[0]); });
-    std::filesystem::resize_file(folders[1] + "/train.bin", 1100);
+    fs::resize_file(folders[1] + "/train.bin", 1100);
     const double took = seconds_to_end(pids[1]) + seconds_to_end(pids[0]);
     check_run(finish_train(folders[1], pids[1]), kExitBadInput);
     check_run(finish_train(folders[0], pids[0]), kExitBadInput, {"train.bin: cannot read"});

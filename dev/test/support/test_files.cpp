@@ -4,7 +4,6 @@
 #include <unistd.h>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -18,7 +17,7 @@ TempFolder::TempFolder() {
 
 TempFolder::~TempFolder() {
     std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
+    fs::remove_all(path_, ignored);
 }
 
 void check_holds(const std::string& text, std::initializer_list<std::string> parts) {
@@ -41,8 +40,8 @@ std::string read_bytes(const std::string& path) {
 }
 
 void copy_folder(const std::string& from, const std::string& to) {
-    std::filesystem::remove_all(to);
-    std::filesystem::copy(from, to, std::filesystem::copy_options::recursive);
+    fs::remove_all(to);
+    fs::copy(from, to, fs::copy_options::recursive);
 }
 
 void flip_byte(const std::string& path, size_t at) {

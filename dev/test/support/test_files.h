@@ -1,8 +1,11 @@
 // What tests of files share: a folder that goes away, files made byte by byte, the error that a call throws.
 #pragma once
+#include <pthread.h>
 #include <sys/resource.h>
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
+#include <filesystem>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -12,6 +15,8 @@
 #include "llmc/host/base/error.h"
 
 namespace llmc {
+
+namespace fs = std::filesystem;
 
 // a new folder below $TMPDIR or /tmp, removed with what is in it
 class TempFolder {
@@ -77,6 +82,23 @@ public:
 private:
     rlimit before_;
     void (*handler_)(int);
+};
+
+// No thread can be made while it lives: each would have a stack for which there is no room.
+class NoThreads {
+public:
+    NoThreads() {
+        pthread_attr_t huge;
+        pthread_getattr_default_np(&usual_);
+        pthread_getattr_default_np(&huge);
+        pthread_attr_setstacksize(&huge, (size_t)1 << 47);
+        pthread_setattr_default_np(&huge);
+    }
+    ~NoThreads() { pthread_setattr_default_np(&usual_); }
+    NoThreads(const NoThreads&) = delete;
+
+private:
+    pthread_attr_t usual_;
 };
 
 }  // namespace llmc

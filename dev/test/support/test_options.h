@@ -1,10 +1,6 @@
 // What the tests share that parse options, or read what is printed.
 #pragma once
 #include <unistd.h>
-#include <string>
-#include <vector>
-
-#include <doctest/doctest.h>
 
 #include "dev/test/support/test_files.h"
 #include "llmc/host/options/options.h"
@@ -39,17 +35,17 @@ inline void check_bad(const Args& args, std::initializer_list<std::string> parts
     check_error(error_of([&] { parse(args, nullptr, program); }), kExitUsage, parts);
 }
 
-// what run() prints on stdout
+// what run() prints on stdout, or on stderr
 template <typename Run>
-std::string printed_by(Run run) {
+std::string printed_by(Run run, int stream = STDOUT_FILENO) {
     TempFolder folder;
     std::fflush(stdout);
-    int screen = dup(1);
+    int screen = dup(stream);
     std::FILE* out = std::fopen((folder / "out").c_str(), "w");
-    dup2(fileno(out), 1);
+    dup2(fileno(out), stream);
     run();
     std::fflush(stdout);
-    dup2(screen, 1);
+    dup2(screen, stream);
     close(screen);
     std::fclose(out);
     return read_bytes(folder / "out");

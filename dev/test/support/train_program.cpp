@@ -3,10 +3,8 @@
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
 #include <sstream>
 
 #include "llmc/host/base/philox.h"
@@ -166,7 +164,7 @@ bool same_files(const std::string& a, const std::string& b) { return read_bytes(
 Words names_below(const std::string& folder) {
     Words names;
     std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    for (const auto& entry : fs::directory_iterator(folder, ignored)) {
         std::string name = entry.path().filename().string();
         if (name != ".lock") { names.push_back(name); }
     }

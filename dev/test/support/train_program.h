@@ -2,12 +2,8 @@
 // returns and leaves.
 #pragma once
 #include <sys/types.h>
-#include <csignal>
 #include <functional>
-#include <string>
-#include <vector>
 
-#include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
 #include "dev/test/support/test_files.h"

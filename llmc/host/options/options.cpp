@@ -10,7 +10,6 @@
 #include <variant>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/options/launchers.h"
 #include "llmc/host/options/table.h"

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <iostream>
 #include <iterator>
-#include <sstream>
 
 #include "llmc/host/base/resources.h"
 #include "llmc/host/base/text.h"

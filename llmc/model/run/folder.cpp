@@ -14,7 +14,6 @@
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/log/run_log.h"
-#include "llmc/host/options/choices.h"
 #include "llmc/model/formats/hf_model.h"
 
 namespace llmc {

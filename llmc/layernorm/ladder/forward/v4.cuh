@@ -110,8 +110,7 @@ void layernorm_forward(T* out, acc_t<T>* mean, acc_t<T>* rstd, const T* inp, con
             "layernorm_forward v4: rows must be made of whole, aligned 16 bytes; v2 takes any");
     require(C <= kMaxVectors * block * Vec<T>::size,
             "layernorm_forward v4: a row of more than 128 bytes a thread does not fit the block; 512 threads "
-            "take "
-            "64 KB, v8 more");
+            "take 64 KB, v8 more");
     unsigned grid = grid_x(N);
     kernel_for<T>(C, block)<<<grid, block, 0, stream>>>(out, mean, rstd, inp, weight, bias, C, eps);
     check_launch();

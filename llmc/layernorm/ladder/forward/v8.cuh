@@ -141,8 +141,7 @@ void layernorm_forward(T* out, float* mean, float* rstd, const T* inp, const T* 
             "layernorm_forward v8: rows must be made of whole, aligned 16 bytes; v2 takes any");
     require(C <= (int64_t)cluster * block * V * kMaxVectors,
             "layernorm_forward v8: a row of more than 128 bytes a thread does not fit the cluster; use "
-            "larger blocks "
-            "or more of them, or v2");
+            "larger blocks or more of them, or v2");
     int columns = ceil_div(C / V, cluster) * V;
     auto kernel = kernel_for<T>(columns, block);
     require(device_facts().capability >= 90 && has_hopper_code(kernel),
