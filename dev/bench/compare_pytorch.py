@@ -40,11 +40,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from torch_gpt2 import (HEADER_WORDS, TrainingData, make_optimizer, permutation, read_header, read_model, read_state, run_batch,
-                        to_float8, write_state)
+                        to_float8, write_model, write_state)
 
 # of train: llm.c's defaults, but for batch, seq-len and steps
 NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "lr": 3e-4, "final_lr_fraction": 1.0,
-           "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "clip": 1.0}
+           "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "clip": 1.0,
+           "dropout": 0.0}
 # what llmc/host/tokens/dataloader.cpp makes of 298 windows with seed 42 in epoch 0
 KNOWN_ORDER = [61, 210, 92, 77, 263, 148, 268, 70]
 MOST = 1.5  # of errors
@@ -67,6 +68,8 @@ def train(a):
     data, model = TrainingData(a.train_data, a.seq_len, a.seed), read_model(a.model).to(DEVICE)
     if a.seq_len > model.config.max_seq_len:
         raise SystemExit(f"--seq-len {a.seq_len}: {a.model} has {model.config.max_seq_len} positions")
+    for part in (model, *model.blocks):
+        part.dropout = a.dropout
     if a.fp8:
         to_float8(model, a.fp8)
     optimizer = make_optimizer(model.parameters(), a.lr, a.beta1, a.beta2, a.eps, a.weight_decay)
@@ -89,6 +92,8 @@ def train(a):
             if (step + 1) % 20 == 0 or step == 0:
                 print(" | ".join(f"{key} {value:.6g}" for key, value in row.items()), flush=True)
     print("wrote", a.out)
+    if a.write_model:
+        write_model(a.write_model, model)
 
 
 # ---- errors ------------------------------------------------------------------------------------------
@@ -207,6 +212,7 @@ def main():
     t.add_argument("--model", required=True, help="model file, 20240326 v3")
     t.add_argument("--train-data", required=True, help="token shards: a file or a pattern in quotes")
     t.add_argument("--out", required=True, help="JSONL file to write")
+    t.add_argument("--write-model", metavar="FILE", help="the trained weights, for the program's eval")
     t.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16")
     t.add_argument("--compile", action="store_true", help="by torch.compile")
     t.add_argument("--fp8", choices=["tensorwise", "rowwise"], help="the blocks by torchao's recipe, compiled")

@@ -29,7 +29,14 @@ class Config:
 
 
 # ---- the model ---------------------------------------------------------------------------------------
+def drop(part, x):
+    """by part.dropout, in training; none costs nothing"""
+    return F.dropout(x, part.dropout) if part.dropout and part.training else x
+
+
 class Block(nn.Module):
+    dropout = 0.0
+
     def __init__(self, c):
         super().__init__()
         self.heads = c.heads
@@ -48,11 +55,13 @@ class Block(nn.Module):
         return self.attproj(out.transpose(1, 2).reshape(B, T, C))
 
     def forward(self, residual):
-        residual = residual + self.attention(self.ln1(residual))
-        return residual + self.fcproj(F.gelu(self.fc(self.ln2(residual)), approximate="tanh"))
+        residual = residual + drop(self, self.attention(self.ln1(residual)))
+        return residual + drop(self, self.fcproj(F.gelu(self.fc(self.ln2(residual)), approximate="tanh")))
 
 
 class GPT2(nn.Module):
+    dropout = 0.0
+
     def __init__(self, config):
         super().__init__()
         c = self.config = config
@@ -63,7 +72,7 @@ class GPT2(nn.Module):
 
     def forward(self, x, y):
         """logits (B,T,Vp), of which the loss sees the first V, and the mean loss in at least fp32"""
-        residual = self.wte(x) + self.wpe.weight[: x.shape[1]]
+        residual = drop(self, self.wte(x) + self.wpe.weight[: x.shape[1]])
         for block in self.blocks:
             residual = block(residual)
         logits = F.linear(self.lnf(residual), self.wte.weight)  # the tied head
