@@ -28,31 +28,19 @@ using BackwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor& dout, const 
                                                       MaybeTensorRef weight, MaybeTensorRef dsum,
                                                       at::ScalarType grad_dtype, std::array<bool, 3> wanted);
 
-// found once, when first called
+// found once, when first called; no two have one signature
 template <typename Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name) {
-    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-inline const auto& layer_norm() {
-    static const auto op = find<LayerNorm>("plumb_layernorm::layer_norm");
-    return op;
-}
-inline const auto& residual_layer_norm() {
-    static const auto op = find<ResidualLayerNorm>("plumb_layernorm::residual_layer_norm");
-    return op;
-}
-inline const auto& forward() {
-    static const auto op = find<ForwardOp>("plumb_layernorm::forward");
-    return op;
-}
-inline const auto& residual_forward() {
-    static const auto op = find<ResidualForwardOp>("plumb_layernorm::residual_forward");
-    return op;
-}
-inline const auto& backward() {
-    static const auto op = find<BackwardOp>("plumb_layernorm::backward");
-    return op;
-}
+struct Operator {
+    const char* name;
+    const auto& operator()() const {
+        static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+        return op;
+    }
+};
+inline constexpr Operator<LayerNorm> layer_norm{"plumb_layernorm::layer_norm"};
+inline constexpr Operator<ResidualLayerNorm> residual_layer_norm{"plumb_layernorm::residual_layer_norm"};
+inline constexpr Operator<ForwardOp> forward{"plumb_layernorm::forward"};
+inline constexpr Operator<ResidualForwardOp> residual_forward{"plumb_layernorm::residual_forward"};
+inline constexpr Operator<BackwardOp> backward{"plumb_layernorm::backward"};
 
 }  // namespace plumb::operators
