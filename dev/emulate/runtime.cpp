@@ -186,10 +186,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     do_or_record([=] { std::memcpy(to, from, bytes); });
     return cudaSuccess;
 }
-cudaError_t cudaMallocHost(void** p, size_t bytes) {
-    *p = std::malloc(bytes);
-    return *p != nullptr ? cudaSuccess : keep(cudaErrorMemoryAllocation);
-}
 cudaError_t cudaFreeHost(void* p) {
     std::free(p);
     return cudaSuccess;

@@ -96,10 +96,6 @@ template <typename X>
 X __shfl_down_sync(unsigned mask, X x, int distance, int width = 32) {
     return emulation::shuffled("__shfl_down_sync", mask, x, width, [&](int lane) { return lane + distance; });
 }
-template <typename X>
-X __shfl_up_sync(unsigned mask, X x, int distance, int width = 32) {
-    return emulation::shuffled("__shfl_up_sync", mask, x, width, [&](int lane) { return lane - distance; });
-}
 inline int __any_sync(unsigned mask, int x) {
     const uint64_t* given = emulation::given_by_all("__any_sync", mask, x != 0);
     int lanes = emulation::machine().lane().warp->lanes;
@@ -114,12 +110,6 @@ inline int __syncthreads_or(int x) {
 }
 inline void __syncthreads() { __syncthreads_or(0); }
 
-inline int atomicExch(int* p, int x) { return std::exchange(*p, x); }
-// of which a thread may do many until another has stored
-inline int atomicCAS(int* p, int expected, int x) {
-    if (*p != expected) { emulation::machine().spin(); }
-    return std::exchange(*p, *p == expected ? x : *p);
-}
 template <typename T>
 T atomicAdd(T* p, std::type_identity_t<T> x) {
     return std::exchange(*p, *p + x);

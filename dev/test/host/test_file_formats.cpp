@@ -30,44 +30,16 @@ std::string good_tokenizer() {
     return header_bytes({20240328, 2, 5, 4}) + "\1a\2bc\3def\1\n\x0d<|endoftext|>";
 }
 
-using Reader = Error (*)(const std::string& path);
 template <typename File>
 Error error_in(const std::string& path) {
     return error_of([&] { File file(path); });
 }
-constexpr Reader shard_error = error_in<TokenShard>, safetensors_error = error_in<SafetensorsFile>;
+constexpr FileReader shard_error = error_in<TokenShard>, safetensors_error = error_in<SafetensorsFile>;
 Error tokenizer_error(const std::string& path) {
     return error_of([&] { Tokenizer::load(path); });
 }
 Error json_error(const std::string& path) {
     return error_of([&] { read_json_file(path, 1000); });
-}
-
-// what a reader says of a file with these bytes, which must name it
-void check_bytes(Reader read, const std::string& bytes, std::initializer_list<std::string> parts) {
-    static const TempFolder folder;  // thousands take longer than the reading
-    write_bytes(folder / "wrong.bin", bytes);
-    const Error error = read(folder / "wrong.bin");
-    check_error(error, kExitBadInput, {folder / "wrong.bin"});
-    check_error(error, kExitBadInput, parts);
-}
-
-// a header word that is wrong, and how the error must call it
-struct WrongField {
-    int word;
-    std::vector<int32_t> values;
-    std::string name, expected;
-};
-
-void check_fields(std::string good, const std::vector<WrongField>& fields, Reader read) {
-    for (const WrongField& field : fields) {
-        for (int32_t value : field.values) {
-            CAPTURE(field.name);
-            std::string bytes = good;
-            std::memcpy(bytes.data() + field.word * 4, &value, sizeof(value));
-            check_bytes(read, bytes, {field.name, "found " + std::to_string(value), field.expected});
-        }
-    }
 }
 
 std::string with_header(const std::string& header, size_t body) {
@@ -157,7 +129,7 @@ TEST_CASE("safetensors, json, shards and tokenizers: not a file at all") {
     REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
     write_bytes(folder / "lfs.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n");
     write_bytes(folder / "page.bin", "<!DOCTYPE html>\n<html>404</html>\n");
-    for (Reader read : {shard_error, tokenizer_error, safetensors_error, json_error}) {
+    for (FileReader read : {shard_error, tokenizer_error, safetensors_error, json_error}) {
         for (const auto& [path, says] : {std::pair{folder / "missing.bin", "cannot open"},
                                          {folder / "empty.bin", "empty"},
                                          {folder.path(), "not a regular file"},

@@ -326,7 +326,6 @@ public:
     void call(const std::string& name, int64_t start_us, int64_t us) {
         records.push_back({Activity::kCall, name, start_us * 1000, (start_us + us) * 1000, 7, 0});
     }
-    int64_t now_us() const { return now_; }
     std::vector<Activity> records;
 
 private:

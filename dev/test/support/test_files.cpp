@@ -70,4 +70,23 @@ void check_error(const Error& error, int exit_code, std::initializer_list<std::s
     check_holds(message, parts);
 }
 
+void check_bytes(FileReader read, const std::string& bytes, std::initializer_list<std::string> parts) {
+    static const TempFolder folder;  // thousands take longer than the reading
+    write_bytes(folder / "wrong.bin", bytes);
+    const Error error = read(folder / "wrong.bin");
+    check_error(error, kExitBadInput, {folder / "wrong.bin"});
+    check_error(error, kExitBadInput, parts);
+}
+
+void check_fields(const std::string& good, const std::vector<WrongField>& fields, FileReader read) {
+    for (const WrongField& field : fields) {
+        for (int32_t value : field.values) {
+            CAPTURE(field.name);
+            std::string bytes = good;
+            std::memcpy(bytes.data() + field.word * 4, &value, sizeof(value));
+            check_bytes(read, bytes, {field.name, "found " + std::to_string(value), field.expected});
+        }
+    }
+}
+
 }  // namespace llmc

@@ -64,6 +64,20 @@ Error error_of(Call&& call) {
 // the exit code, and that the message contains all of these
 void check_error(const Error& error, int exit_code, std::initializer_list<std::string> parts);
 
+using FileReader = Error (*)(const std::string& path);
+
+// what a reader says of a file with these bytes, which must name it
+void check_bytes(FileReader read, const std::string& bytes, std::initializer_list<std::string> parts);
+
+// a header word that is wrong, and how the error must call it
+struct WrongField {
+    int word;
+    std::vector<int32_t> values;
+    std::string name, expected;
+};
+
+void check_fields(const std::string& good, const std::vector<WrongField>& fields, FileReader read);
+
 // No file may grow over this many bytes while it lives: what a full disk looks like to a program. Nothing may
 // be printed meanwhile, for that may go to a file.
 class SmallFiles {
