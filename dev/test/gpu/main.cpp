@@ -18,6 +18,7 @@
 #include "dev/test/support/compare_state.h"
 #include "dev/test/support/debug_state.h"
 #include "llmc/host/base/resources.h"
+#include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/model/formats/checkpoint.h"
 
@@ -67,8 +68,7 @@ int dump_state_main(int argc, char** argv) {
     const Batch& batch = state.batch;
     Bf16Model model(file.config(), batch.B, batch.T);
     model.init(0);
-    load_model(file,
-               [&](State s, int t, int64_t first, std::span<const float> x) { model.load(s, t, first, x); });
+    load_model(file, writer(&model));
     FileWriter out(argv[2]);
     write_header(&out, batch);
     write_logits(&out, &model, batch);
@@ -158,16 +158,12 @@ int run_tests(const TestOptions& o) {
 
 int main(int argc, char** argv) {
     using namespace llmc;
-    wait_politely(argv);
-    try {
+    return run_program("test_gpt2cu", "", [&] {
+        wait_politely(argv);
         if (argc > 1 && std::string_view(argv[1]) == "--dump-bf16") {
             return gpu_test::dump_state_main(argc, argv);
         }
         if (wants_comparison(argc, argv)) { return run_comparison<Fp32Model>(argc, argv); }
         return gpu_test::run_tests(gpu_test::parse_test_options(argc, argv));
-    } catch (const Error& e) {
-        std::fflush(stdout);
-        std::fprintf(stderr, "test_gpt2cu: %s\n", e.what());
-        return e.exit_code;
-    }
+    });
 }

@@ -21,14 +21,9 @@ TEST_CASE("fixture: logits, loss, gradients and ten updates agree with PyTorch")
 }
 
 int main(int argc, char** argv) {
-    llmc::open_standard_streams();
-    llmc::wait_politely(argv);
-    try {
+    return llmc::run_program("test_gpt2", "", [&] {
+        llmc::wait_politely(argv);
         if (llmc::wants_comparison(argc, argv)) { return llmc::run_comparison<llmc::GPT2Cpu>(argc, argv); }
         return doctest::Context(argc, argv).run();
-    } catch (const llmc::Error& e) {
-        std::fflush(stdout);
-        std::fprintf(stderr, "test_gpt2: %s\n", e.what());
-        return e.exit_code;
-    }
+    });
 }
