@@ -59,3 +59,30 @@ endif
 $(filter-out $(addprefix $(EMULATED)/,$(ALONE)),$(EMULATED_LADDERS)): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
 $(EMULATED_LADDERS): $(EMULATED)/$(HARNESS).o $(BUILD)/only/linked
 	$(LINK_EMULATED)
+
+# ---- exercises: a rung with a hole, graded on the machine (doc/exercises.md)
+#:   make exercise-layernorm_forward-3      exercises/layernorm_forward_v3.cuh: a rung with a hole; doc/exercises.md lists them
+#:   make grade-layernorm_forward-3         what is wrong with it; needs no GPU and no CUDA toolkit
+#:   make grade-all SUBMISSIONS=dir         a table of all files below a folder
+#:   make exercises-proof                   the rungs pass, holes and planted mistakes fail as they should
+GRADER := $(call objects,$(addprefix dev/exercises/,grade.cpp watch.cpp) $(addprefix dev/emulate/,machine.cpp instructions.cpp \
+    runtime.cpp)) $(FORMAT)
+GRADER_HEADERS := $(filter $(EMULATED)/llmc/cuda/% $(EMULATED)/llmc/ops/attention/%,$(REWRITTEN))
+$(BUILD)/dev/exercises/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS) -Idev/emulate/include -U_FORTIFY_SOURCE
+$(BUILD)/dev/exercises/%.o: OPTIMIZE := $(PLAIN)
+# what a variable holds that nobody has set is no zero
+accepted = $(shell $(CXX) $(1) -E -x c++ /dev/null >/dev/null 2>&1 && echo $(1))
+# Each access is a call: those of -fsanitize=thread, whose place watch.cpp takes. -no-pie: an address is a line.
+grading = GRADE_COMPILE='$(CXX) $(CXXFLAGS) -Og -g1 -fno-pie -finline-small-functions -D__CUDA_ARCH__=900 -fsanitize=thread \
+    --param tsan-instrument-func-entry-exit=0 -fsanitize=alignment$(comma)bounds $(call accepted,-ftrivial-auto-var-init=pattern) -w -Idev/emulate/include -I$(EMULATED) -I. \
+    $(DEPS_CPPFLAGS) -isystem $(CUDA_HEADERS) -x c++' \
+    GRADE_LINK='$(CXX) -no-pie -fopenmp $(GRADER)' perl dev/exercises/exercise.pl
+exercise-%:
+	@perl dev/exercises/exercise.pl cut $*
+grade-all: $(GRADER) $(GRADER_HEADERS)
+	@$(grading) all "$(SUBMISSIONS)"
+grade-%: $(GRADER) $(GRADER_HEADERS)
+	@$(grading) grade $*
+exercises-proof: $(GRADER) $(GRADER_HEADERS)
+	@$(grading) proof $(PART)
+.PHONY: grade-all exercises-proof

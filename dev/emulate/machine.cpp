@@ -21,7 +21,6 @@ namespace {
 constexpr int kMostSpins = 100'000;
 constexpr size_t kStack = 128 * 1024;
 constexpr size_t kPage = 4096;
-constexpr size_t kMemory = kMostStatic + kMostShared;  // of a block
 static_assert(kMemory % kPage == 0 && kMemory <= kWindow);
 
 size_t used_static = 0;
@@ -107,6 +106,7 @@ const uint64_t* Machine::exchange(const char* what, uint64_t mine) {
     warp.given[parity][lane_->in_warp] = mine;
     if (++warp.arrived[parity] == warp.lanes) {
         warp.arrived[parity] = 0;
+        if (std::strcmp(what, "__syncwarp") == 0) { warp.met = ++now; }
         warp.turns = turn + 1;
     }
     wait_until(what, [&] { return warp.turns > turn; });
@@ -121,6 +121,8 @@ void Machine::synchronise(Barrier& barrier, const char* what, int threads, bool 
         barrier.was_any = barrier.any;
         barrier.any = false;
         barrier.turn++;
+        Block& block = *lane_->warp->block;
+        if (&barrier == &block.named[0]) { block.met = ++now; }
     }
     if (wait) {
         wait_until(what, [&] { return barrier.turn != turn; });
@@ -297,6 +299,8 @@ void Machine::place_blocks(const Launch& launch, const std::vector<uint3>& indic
         std::memset(block.memory, kUnwritten, used_static);
         std::memset(block.dynamic, kUnwritten, block.memory + kMemory - block.dynamic);
         block.index = indices[i];
+        block.number = number_++;
+        block.began = ++now;
         block.rank = i % launch.cluster;
         if (block.rank == 0) { clusters_.emplace_back(); }
         block.cluster = &clusters_.back();
@@ -324,6 +328,7 @@ void Machine::run(const Launch& launch, const std::function<void()>& kernel) {
     gridDim = launch.grid;
     blockDim = launch.block;
     failure_.clear();
+    launched_ = ++now;
     choose_temper();
     std::vector<size_t> order(blocks / gang);
     std::iota(order.begin(), order.end(), 0);

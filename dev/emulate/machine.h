@@ -34,12 +34,16 @@ constexpr int kMostClusterBlocks = 16;
 constexpr int kMostThreads = 1024;
 constexpr size_t kMostShared = 227 * 1024;  // of a block, for extern __shared__
 constexpr size_t kMostStatic = 769 * 1024;  // of all kernels of the program; whole pages with the former
+constexpr size_t kMemory = kMostStatic + kMostShared;  // of a block
 constexpr uint32_t kWindow = 1 << 20;  // shared memory of the cluster's blocks: addresses apart by so much
 constexpr unsigned char kUnwritten = 0xff;  // a NaN in every format
 
 struct Block;
 
 // ---- barriers ------------------------------------------------------------------------------------
+
+// A clock for who watches every access (dev/exercises/watch.cpp) and lets it go on; barriers and launches note its time.
+inline uint64_t now = 0;
 
 // of a block's threads, or of a cluster's
 struct Barrier {
@@ -76,6 +80,7 @@ struct Warp {
     int arrived[2] = {};
     const char* what[2] = {};
     unsigned turns = 0;  // that are complete
+    uint64_t met = 0;    // when its lanes last did at __syncwarp: after it they see what each has written
 };
 
 // a thread
@@ -106,6 +111,8 @@ struct Block {
     Barrier* cluster = nullptr;
     int cluster_threads = 0;
     std::vector<Block*> peers;  // the cluster's blocks by rank
+    uint64_t number = 0;        // among all blocks of all launches
+    uint64_t began = 0, met = 0;  // when it did, when its threads last met at __syncthreads
 };
 
 // what goes on in the background
@@ -133,6 +140,14 @@ struct Launch {
 // Tests that ask which kernels are chosen, not what they do, set this: it gets launches instead of the machine.
 inline std::function<void(const Launch&)> instead_of_launch;
 
+// told of what no access shows; who watches sets it
+struct Watcher {
+    void (*atomic)(const void* address) = nullptr;  // one is about to happen
+    void (*fence)() = nullptr;
+    void (*failed)(const std::string& why) = nullptr;  // a launch, instead of stderr
+};
+inline Watcher watcher;
+
 // ---- the machine ---------------------------------------------------------------------------------
 
 class Machine {
@@ -143,6 +158,8 @@ public:
     // of a thread that runs
     Lane& lane() { return *lane_; }
     Block& block() { return *lane_->warp->block; }
+    bool in_thread() const { return in_thread_; }    // or in the host's code, or the scheduler
+    uint64_t launched() const { return launched_; }  // when the launch began
     void yield();
     // The scheduler asks, not the thread: most of those who wait do so for long. So lane() is not the one that waits.
     template <typename Condition>
@@ -181,6 +198,7 @@ private:
     std::deque<Copy> copies_;
     uint64_t progress_ = 0;
     uint64_t spins_ = 0;
+    uint64_t launched_ = 0, number_ = 0;
     int unfinished_ = 0;
     std::string failure_;
 

@@ -31,7 +31,7 @@ constexpr Device kDevices[] = {{3, 9, kMostShared},  {16, 9, kMostShared},     {
                                {84, 8, 99 << 10},    {132, 9, kMostShared, 8}, {170, 12, 99 << 10, 8},
                                {132, 8, kMostShared}};
 constexpr int kClusters = 2;                 // of long rows each has several
-constexpr size_t kMemory = (size_t)4 << 30;  // of the device, it says
+constexpr size_t kDeviceMemory = (size_t)4 << 30;  // it says
 
 std::map<const std::byte*, size_t> allocated;  // by where it begins
 cudaError_t last_error = cudaSuccess;
@@ -85,7 +85,11 @@ void run_or_keep_error(const Launch& launch, const std::function<void()>& kernel
         try {
             machine().run(launch, kernel);
         } catch (const std::runtime_error& e) {
-            std::fprintf(stderr, "emulated kernel: %s\n", e.what());
+            if (watcher.failed != nullptr) {
+                watcher.failed(e.what());
+            } else {
+                std::fprintf(stderr, "emulated kernel: %s\n", e.what());
+            }
             keep(cudaErrorLaunchFailure);
         }
     });
@@ -124,7 +128,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     properties->multiProcessorCount = kDevices[device].multiprocessors;
     properties->major = kDevices[device].major;
     properties->l2CacheSize = 1 << 20;
-    properties->totalGlobalMem = kMemory;
+    properties->totalGlobalMem = kDeviceMemory;
     properties->sharedMemPerBlockOptin = kDevices[device].shared;
     return cudaSuccess;
 }
@@ -195,7 +199,7 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
     do_or_record([=] { std::memset(p, value, bytes); });
     return cudaSuccess;
 }
-cudaError_t cudaMemGetInfo(size_t* free, size_t* total) { return done(*free = *total = kMemory); }
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) { return done(*free = *total = kDeviceMemory); }
 
 // ---- what times kernels: a GPU's --------------------------------------------------------------------------------
 

@@ -56,7 +56,9 @@ template <typename T>
 void __stcs(T* p, T x) {
     *p = x;
 }
-inline void __threadfence() {}
+inline void __threadfence() {
+    if (emulation::watcher.fence != nullptr) { emulation::watcher.fence(); }
+}
 inline size_t __cvta_generic_to_shared(const void* p) { return emulation::shared_window(p); }
 inline void* __cvta_shared_to_generic(size_t address) { return emulation::shared_memory((uint32_t)address); }
 
@@ -110,9 +112,22 @@ inline int __syncthreads_or(int x) {
 }
 inline void __syncthreads() { __syncthreads_or(0); }
 
+namespace emulation {
+
+// what an atomic does at p: no access for who watches those, who would take it for one that races
+template <typename T, typename Change>
+[[gnu::no_sanitize_thread]] T atomically(T* p, Change change) {
+    if (watcher.atomic != nullptr) { watcher.atomic(p); }
+    T before = *p;
+    *p = change(before);
+    return before;
+}
+
+}  // namespace emulation
+
 template <typename T>
 T atomicAdd(T* p, std::type_identity_t<T> x) {
-    return std::exchange(*p, *p + x);
+    return emulation::atomically(p, [x](T before) { return before + x; });
 }
 
 // ---- the runtime's templates ---------------------------------------------------------------------

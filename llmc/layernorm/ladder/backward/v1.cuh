@@ -19,6 +19,7 @@ __global__ void layernorm_backward_dinp_kernel(T* dinp, const T* dout, const T* 
     T* dx = dinp + row * C;
     Acc m = mean[row], s = rstd[row];
 
+    // The exercise begins here.
     Acc c1 = 0, c2 = 0;
     for (int c = 0; c < C; c++) {
         Acc xhat = ((Acc)x[c] - m) * s;
@@ -34,6 +35,7 @@ __global__ void layernorm_backward_dinp_kernel(T* dinp, const T* dout, const T* 
         Acc wdy = (Acc)weight[c] * (Acc)dy[c];
         dx[c] = (T)((wdy - c1 - xhat * c2) * s);
     }
+    // The exercise ends here.
 }
 
 template <typename T>

@@ -65,6 +65,7 @@ __global__ void layernorm_backward_kernel(T* dinp, T* dweight, T* dbias, acc_t<T
         bool mine = row < N;  // a warp without a row goes along: the block's barriers are everybody's
         Acc m = mine ? mean[row] : Acc(0), s = mine ? rstd[row] : Acc(0), c1 = 0, c2 = 0;
         if (mine) { row_sums(&c1, &c2, dout + row * C, inp + row * C, weight, m, s, C); }
+        // The exercise begins here.
         for (int from = 0; from < C; from += span) {
             for (int i = lane; i < span; i += kWarp) {
                 int c = from + i;
@@ -89,6 +90,7 @@ __global__ void layernorm_backward_kernel(T* dinp, T* dweight, T* dbias, acc_t<T
             }
             __syncthreads();
         }
+        // The exercise ends here.
     }
     for (int c = threadIdx.x; c < C; c += span) {
         partial[(int64_t)blockIdx.x * C + c] = dw_sum[c];

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kMaxBlock)
     }
     Acc shift = (Acc)x[0];
 
+    // The exercise begins here.
     Part<Acc> mine{};
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -70,6 +71,7 @@ __global__ void __launch_bounds__(kMaxBlock)
     m = warp_sum(part.sum) / C;  // now the row's mean, less shift
     Acc n = lane < warps ? columns_of(lane) : 0, d = part.sum / max(n, Acc(1)) - m;
     Acc s = rsqrt(warp_sum(part.squares + n * d * d) / C + eps);
+    // The exercise ends here.
 
 #pragma unroll
     for (int k = 0; k < K; k++) {

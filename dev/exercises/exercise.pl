@@ -1,0 +1,266 @@
+#!/usr/bin/perl
+# Exercises: a rung of a ladder with the lines between two marks taken out, and what grades what a reader puts there.
+#   exercise.pl cut NAME             writes exercises/..., the file with the hole, unless it is there
+#   exercise.pl grade NAME [FILE]    FILE: exercises/... unless given
+#   exercise.pl all DIR              every file below DIR that is named like an exercise's; a table
+#   exercise.pl proof [PART]         each rung passes, each hole fails, each of mistakes.txt fails as it says there; of all
+#                                    of them every PART-th
+# GRADE_COMPILE, GRADE_LINK: the commands, from emulate.mk.
+use strict;
+use warnings;
+use File::Basename;
+use File::Find;
+use File::Path qw(make_path);
+
+my $begin = '// The exercise begins here.';
+my $end   = '// The exercise ends here.';
+
+sub slurp { my ($file) = @_; open(my $in, '<', $file) or die "exercise.pl: $file: $!\n"; local $/; return scalar <$in>; }
+sub spew {
+    my ($file, $text) = @_;
+    make_path(dirname($file));
+    open(my $out, '>', $file) or die "exercise.pl: $file: $!\n";
+    print $out $text;
+    close($out) or die "exercise.pl: $file: $!\n";
+}
+
+# ---- the exercises: exercises.txt
+
+my (@names, %tasks);
+for my $block (split /^== /m, slurp('dev/exercises/exercises.txt')) {
+    next unless $block =~ s/\A([\w]+-\d+): (.*)\n//;
+    my ($name, %task) = ($1, title => $2);
+    push @{ $task{$1} }, $2 =~ s/\n  / /gr while $block =~ /^(\w+): (.*(?:\n  .*)*)/mg;
+    push @names, $name;
+    $tasks{$name} = \%task;
+}
+sub known { my ($name) = @_; $tasks{ $name // '' } or die "no exercise " . ($name // '') . ". There are: @names\n"; }
+sub file_of { my ($name) = @_; return "$1_v$2.cuh" if $name =~ /^(.*)-(\d+)$/; die; }
+sub rung_of {
+    my ($name) = @_;
+    my ($op, $rung) = $name =~ /^(.*)-(\d+)$/;
+    return "llmc/ops/attention/ladder/$1/v$rung.cu" if $op =~ /^attention_(.*)/;
+    return 'llmc/layernorm/ladder/' . ($op =~ /^residual/ ? 'residual' : $op =~ s/layernorm_//r) . "/v$rung.cuh";
+}
+
+# what calls the reader's function, in the namespace of the rung
+sub call_of {
+    my ($name) = @_;
+    my ($op, $rung) = $name =~ /^(.*)-(\d+)$/;
+    my $T = sub { join(', ', map { /:/ ? "c.get<acc_t<T>>(\"" . s/://r . '")' : "c.get<T>(\"$_\")" } @_) };
+    my %calls = (
+        layernorm_forward => $T->(qw(out mean: rstd: inp weight bias)) . ', c.N, c.C, c.eps, nullptr, c.block',
+        residual_layernorm_forward =>
+            $T->(qw(residual out mean: rstd: inp inp2 weight bias)) . ', c.N, c.C, c.eps, nullptr, c.block',
+        layernorm_backward => $T->(qw(dinp dweight dbias scratch dout inp weight mean: rstd:)) . ', c.N, c.C, nullptr, c.block',
+        attention_forward  => 'c.get<__nv_bfloat16>("out"), c.get<float>("lse"), c.get<void>("scratch"), '
+            . 'c.get<const __nv_bfloat16>("qkv"), (int)(c.N / c.T), c.T, c.C / 64, nullptr',
+    );
+    my $typed = $op !~ /^attention/;
+    my $call  = "v${rung}::$op" . ($typed ? '<T>' : '') . "($calls{$op})";
+    my $bytes = $op eq 'layernorm_backward' ? "v${rung}::layernorm_backward_scratch<float>(c.N, c.C)"
+        : $typed ? '0' : "v${rung}::attention_forward_scratch((int)(c.N / c.T), c.T, c.C / 64)";
+    return <<"END";
+
+#line 1 "the call"
+#include "dev/exercises/grader.h"
+namespace llmc::exercise {
+template <typename T> void call_with(const Call& c) { $call; }
+void call(const Call& c) {
+    if (c.dtype == Dtype::kFp32) { call_with<float>(c); } else { call_with<__nv_bfloat16>(c); }
+}
+size_t scratch_bytes(const Call& c) { return $bytes; }
+}
+END
+}
+
+sub hole {
+    my ($name) = @_;
+    my $task = known($name);
+    my $text = slurp(rung_of($name));
+    $text =~ s/\A(?:\/\/.*\n)+// or die "exercise.pl: $name: no header\n";
+    $text =~ s/^([ \t]*)\Q$begin\E\n(.*?)(^[ \t]*\Q$end\E\n)/$1$begin\n\n$3/ms or die "exercise.pl: $name: no marks\n";
+    my $lines = ($2 =~ tr/\n//);
+    my @head  = ("Exercise $name: $task->{title}");
+    for my $part (qw(idea given moves)) { push @head, ucfirst($part) . ': ' . join(' ', @{ $task->{$part} }); }
+    push @head, "Write: what is missing between the two marks (the rung has $lines lines there); then: make grade-$name";
+    push @head, 'Hints: at the end, each for when the one before was not enough.';
+    my $all = join('', map { wrapped($_) } @head) . $text;
+    my $number = 0;
+    $all .= "\n// #region Hint " . ++$number . "\n" . wrapped($_) . "// #endregion\n" for @{ $task->{hint} };
+    return $all;
+}
+sub wrapped {
+    my ($text) = @_;
+    my ($lines, $line) = ('', '//');
+    for my $word (split ' ', $text) {
+        if (length("$line $word") > 110) { $lines .= "$line\n"; $line = '//    '; }
+        $line .= " $word";
+    }
+    return "$lines$line\n";
+}
+
+# ---- grading
+
+# ("what is said", passed?)
+sub grade {
+    my ($name, $file, $folder) = @_;
+    known($name);
+    my $text = slurp($file);
+    if ($text =~ /^[ \t]*\Q$begin\E\n(.*?)^[ \t]*\Q$end\E\n/ms) {
+        my $yours = $1;
+        $yours =~ s{//[^\n]*}{}g;
+        return ("$name [not written]: not written yet: $file has nothing between its marks.\n", 0) if $yours !~ /\S/;
+    }
+    make_path($folder);
+    my $source = "$folder/" . file_of($name) =~ s/cuh$/cu/r;
+    my $read = `perl dev/emulate/rewrite.pl '$file' 2>&1`;
+    return ("$name [does not compile]: $read", 0) if $? != 0;
+    spew($source, $read . call_of($name));
+    my $limits = 'ulimit -t 120 -f 400000; ulimit -v 6000000';
+    my $said = `($limits; exec $ENV{GRADE_COMPILE} -c $source -o $folder/reader.o) 2>&1`;
+    if ($? != 0) {
+        my @errors = grep { /error|warning: unused|: note: .*'/ } split /\n/, $said;
+        @errors = split /\n/, $said unless @errors;
+        splice(@errors, 4) if @errors > 4;
+        return ("$name [does not compile]:\n" . join('', map {"  $_\n"} @errors), 0);
+    }
+    $said = `($ENV{GRADE_LINK} $folder/reader.o -o $folder/grade) 2>&1`;
+    return ("$name [does not link]: $said", 0) if $? != 0;
+    $said = `$folder/grade $name 2>$folder/stderr`;
+    return ($said, $? == 0);
+}
+
+# jobs side by side: each is [label, work], whose work returns text and success; results in the jobs' order
+sub side_by_side {
+    my ($jobs, $done) = @_;
+    my $most = $ENV{GRADE_JOBS} || `nproc` + 0;
+    my (%running, @results);
+    my ($next, $shown) = (0, 0);
+    while ($shown < @$jobs) {
+        while ($next < @$jobs && keys %running < $most) {
+            my $number = $next++;
+            my $pid = fork() // die "fork: $!\n";
+            if ($pid == 0) {
+                my ($text, $ok) = $jobs->[$number][1]->("build/exercises/job$number");
+                spew("build/exercises/job$number/said", $text);
+                exit($ok ? 0 : 1);
+            }
+            $running{$pid} = $number;
+        }
+        my $pid = wait();
+        my $number = delete $running{$pid};
+        $results[$number] = $? == 0 ? 1 : 0;
+        while ($shown < @$jobs && defined $results[$shown]) {
+            $done->($jobs->[$shown][0], slurp("build/exercises/job$shown/said"), $results[$shown]);
+            $shown++;
+        }
+    }
+}
+
+# ---- the proof: mistakes.txt
+
+# [name, what is wrong, what must be said, [find, replacement] ...]
+sub mistakes {
+    my @all;
+    for my $block (split /^== /m, slurp('dev/exercises/mistakes.txt')) {
+        next unless $block =~ s/\A(\S+-\d+): (.*) => (.*)\n//;
+        my @mistake = ($1, $2, $3);
+        for my $change (split /^--\n/m, $block) {
+            my $old = join("\n", $change =~ /^-(?: (.*))?$/mg);
+            my $new = join("\n", map { $_ // '' } $change =~ /^\+(?: (.*))?$/mg);
+            push @mistake, [$old, $new];
+        }
+        push @all, \@mistake;
+    }
+    return @all;
+}
+# white space at a line's begin does not count
+sub planted {
+    my ($text, @changes) = @_;
+    for my $change (@changes) {
+        my ($old, $new) = @$change;
+        my $pattern = join('\s*\n\s*', map { quotemeta(s/^\s+|\s+$//gr) } split /\n/, $old);
+        my $count = () = $text =~ /$pattern/g;
+        die "exercise.pl: mistakes.txt: stands $count times in the rung, not once: $old\n" if $count != 1;
+        $text =~ s/$pattern/$new/;
+    }
+    return $text;
+}
+
+sub proof {
+    my ($part) = @_;
+    my @jobs;
+    my $job = sub {
+        my ($name, $what, $expected, $text) = @_;
+        push @jobs, ["$name: $what", sub {
+            my ($folder) = @_;
+            my $file = "$folder/" . file_of($name);
+            spew($file, $text);
+            my ($said, $passed) = grade($name, $file, $folder);
+            my $right = $expected eq 'passes' ? $passed : !$passed && index($said, $expected) >= 0;
+            return ($said, $right);
+        }];
+    };
+    for my $name (@names) {
+        $job->($name, 'the rung', 'passes', slurp(rung_of($name)));
+        $job->($name, 'the hole', 'not written yet', hole($name));
+    }
+    my $always = @jobs;
+    for my $mistake (mistakes()) {
+        my ($name, $what, $expected, @changes) = @$mistake;
+        $job->($name, $what, $expected, planted(slurp(rung_of($name)), @changes));
+    }
+    my $turn = ($ENV{GRADE_TURN} // 0) % $part;
+    @jobs = map { $jobs[$_] } grep { $_ % $part == $turn } 0 .. $#jobs;
+    my ($passed, $failed) = (0, 0);
+    side_by_side(\@jobs, sub {
+        my ($label, $said, $right) = @_;
+        $right ? $passed++ : $failed++;
+        my ($first) = $said =~ /^[^:]*(\[[^\n]*|: passed)/ ? $1 : $said;
+        $first =~ s/\n.*//s;
+        printf "%s %s\n    %s\n", $right ? 'ok    ' : 'FAILED', $label, $right ? substr($first, 0, 230) : $said;
+    });
+    print "$passed passed, $failed failed, 0 skipped\n";
+    exit($failed > 0 || $passed == 0);
+}
+
+sub grade_all {
+    my ($folder) = @_;
+    die "exercise.pl: SUBMISSIONS: no folder $folder\n" unless -d ($folder // '');
+    my %by_file = map { file_of($_) => $_ } @names;
+    my @files;
+    find({ no_chdir => 1, wanted => sub { push @files, $_ if -f $_ && $by_file{ basename($_) } } }, $folder);
+    my @jobs = map { my $file = $_; [$file, sub { grade($by_file{ basename($file) }, $file, $_[0]) }] } sort @files;
+    my $passed = 0;
+    side_by_side(\@jobs, sub {
+        my ($label, $said, $ok) = @_;
+        $passed += $ok;
+        $said =~ s/^[^\[:]*\s*:?//;
+        $said =~ s/\n.*//s;
+        printf "%-44s %s  %s\n", $label, $ok ? 'passed' : 'failed', $ok ? '' : $said;
+    });
+    printf "%d of %d passed\n", $passed, scalar @jobs;
+}
+
+my ($what, @more) = @ARGV;
+$what //= '';
+if ($what eq 'cut') {
+    my $file = 'exercises/' . file_of($more[0]) if known($more[0]);
+    die "$file is there, maybe with your work: move it away first, or delete it.\n" if -e $file;
+    spew($file, hole($more[0]));
+    print "Wrote $file. Write what is missing, then: make grade-$more[0]\n";
+} elsif ($what eq 'grade') {
+    known($more[0]);
+    my $file = $more[1] // 'exercises/' . file_of($more[0]);
+    die "No file $file: make exercise-$more[0] writes it.\n" unless -e $file;
+    my ($said, $passed) = grade($more[0], $file, 'build/exercises/' . $more[0]);
+    print $said;
+    exit(!$passed);
+} elsif ($what eq 'all') {
+    grade_all(@more);
+} elsif ($what eq 'proof') {
+    proof($more[0] // 1);
+} else {
+    die "exercise.pl cut NAME | grade NAME [FILE] | all DIR | proof [PART]\n";
+}

@@ -1,0 +1,78 @@
+// What grades a reader's kernel: grade.cpp calls it, watch.cpp sees each of its accesses. The kernel itself is
+// compiled by g++ -fsanitize=thread, whose calls at each access go to watch.cpp instead of to that tool's runtime.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dev/cuda/bounds.h"
+
+namespace llmc::exercise {
+
+// What can be wrong, in the order in which it is said: what comes first mostly explains what follows.
+enum class Kind {
+    kEndless,
+    kBounds,
+    kAlignment,
+    kBarrier,
+    kRace,
+    kUninitialised,
+    kFailure,
+    kUnwritten,
+    kResult,
+    kTraffic,
+    kNote,  // nothing is wrong
+};
+inline constexpr const char* kKindNames[] = {"endless",       "out of bounds", "misaligned",  "barrier",      "race",
+                                             "uninitialised", "failure",       "not written", "wrong result", "traffic",      "note"};
+
+struct Finding {
+    Kind kind;
+    std::string text;  // {line:X}: in the place of the line that address X of the program is of
+};
+
+// a tensor in memory that ends where nobody may touch
+struct Tensor {
+    std::string name;
+    std::byte* data;
+    int64_t rows, cols;
+    int element;  // bytes
+    bool input;   // a kernel only reads it
+    size_t fetched = 0, stored = 0;  // bytes that warps asked for, in sectors of 32
+
+    size_t bytes() const { return (size_t)(rows * cols * element); }
+};
+
+// ---- watch.cpp
+
+void start_watching();
+Tensor& add_tensor(const std::string& name, int64_t rows, int64_t cols, int element, bool input);
+void remove_tensors();
+std::vector<Tensor>& tensors();
+Tensor* find_tensor(std::string_view name);  // or null
+std::vector<Finding>& findings();
+// From now on a thread that does not end is a finding, and what cannot go on ends the process, after giving `last` the
+// finding.
+void limit_time(int seconds, void (*last)(const Finding&));
+
+// ---- of the reader's file, by the call that exercise.pl adds to it
+
+struct Call {
+    Dtype dtype;
+    int64_t N;
+    int C, T;
+    float eps;
+    int block;
+
+    template <typename T>
+    T* get(const char* name) const {
+        Tensor* t = find_tensor(name);
+        return t == nullptr ? nullptr : reinterpret_cast<T*>(t->data);
+    }
+};
+void call(const Call& c);
+size_t scratch_bytes(const Call& c);
+
+}  // namespace llmc::exercise
