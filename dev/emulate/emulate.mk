@@ -73,7 +73,7 @@ $(BUILD)/dev/exercises/%.o: OPTIMIZE := $(PLAIN)
 # what a variable holds that nobody has set is no zero
 accepted = $(shell $(CXX) $(1) -E -x c++ /dev/null >/dev/null 2>&1 && echo $(1))
 # Each access is a call: those of -fsanitize=thread, whose place watch.cpp takes. -no-pie: an address is a line.
-grading = GRADE_COMPILE='$(CXX) $(CXXFLAGS) -Og -g1 -fno-pie -finline-small-functions -D__CUDA_ARCH__=900 -fsanitize=thread \
+grading = GRADE_COMPILE='$(CXX) $(CXXFLAGS) -Og -g1 -fno-pie -fno-threadsafe-statics -finline-small-functions -D__CUDA_ARCH__=900 -fsanitize=thread \
     --param tsan-instrument-func-entry-exit=0 -fsanitize=alignment$(comma)bounds $(call accepted,-ftrivial-auto-var-init=pattern) -w -Idev/emulate/include -I$(EMULATED) -I. \
     $(DEPS_CPPFLAGS) -isystem $(CUDA_HEADERS) -x c++' \
     GRADE_LINK='$(CXX) -no-pie -fopenmp $(GRADER)' perl dev/exercises/exercise.pl

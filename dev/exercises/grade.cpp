@@ -161,6 +161,7 @@ bool agrees(const Outcome& made, const Tensors& with) {
             double truth = (*out.truth)[i], wrong = with[o][i], found = made.found[o][i];
             if (!std::isfinite(wrong) || !std::isfinite(found)) {
                 if (std::isfinite(wrong) != std::isfinite(found)) { return false; }
+                differs = differs || std::isfinite(truth);
                 continue;
             }
             double bound = out.bound(any_order(made.p), i / out.cols, i % out.cols);

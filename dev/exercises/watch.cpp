@@ -220,7 +220,7 @@ void touch_shared(const std::byte* p, size_t bytes, bool write, uint32_t line) {
     size_t at = p - block.memory;
     for (size_t cell = at / kGranule; cell <= (at + bytes - 1) / kGranule; cell++) {
         Cell& c = of_block[cell];
-        if (c.write.time < block.began) { c.write = {}; }
+        if (std::max(c.write.time, c.reads[0].time) < block.began) { c = {}; }
         if (!write && c.write.time == 0) {
             say(Kind::kUninitialised, fmt::format("{} reads {} in line {}, which no thread of the block has written", who(a),
                                                   place_of(p), line_of(a)));
