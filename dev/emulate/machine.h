@@ -110,8 +110,8 @@ struct Block {
     int threads = 0, finished = 0;
     Barrier* cluster = nullptr;
     int cluster_threads = 0;
-    std::vector<Block*> peers;  // the cluster's blocks by rank
-    uint64_t number = 0;        // among all blocks of all launches
+    std::vector<Block*> peers;    // the cluster's blocks by rank
+    uint64_t number = 0;          // among all blocks of all launches
     uint64_t began = 0, met = 0;  // when it did, when its threads last met at __syncthreads
 };
 
@@ -143,7 +143,6 @@ inline std::function<void(const Launch&)> instead_of_launch;
 // told of what no access shows; who watches sets it
 struct Watcher {
     void (*atomic)(const void* address) = nullptr;  // one is about to happen
-    void (*fence)() = nullptr;
     void (*failed)(const std::string& why) = nullptr;  // a launch, instead of stderr
 };
 inline Watcher watcher;

@@ -30,7 +30,7 @@ constexpr Device kDevices[] = {{3, 9, kMostShared},  {16, 9, kMostShared},     {
                                {8, 8, 163 << 10},    {132, 9, kMostShared},    {108, 8, 163 << 10},
                                {84, 8, 99 << 10},    {132, 9, kMostShared, 8}, {170, 12, 99 << 10, 8},
                                {132, 8, kMostShared}};
-constexpr int kClusters = 2;                 // of long rows each has several
+constexpr int kClusters = 2;                       // of long rows each has several
 constexpr size_t kDeviceMemory = (size_t)4 << 30;  // it says
 
 std::map<const std::byte*, size_t> allocated;  // by where it begins

@@ -120,7 +120,7 @@ sub grade {
     my $limits = 'ulimit -t 120 -f 400000; ulimit -v 6000000';
     my $said = `($limits; exec $ENV{GRADE_COMPILE} -c $source -o $folder/reader.o) 2>&1`;
     if ($? != 0) {
-        my @errors = grep { /error|warning: unused|: note: .*'/ } split /\n/, $said;
+        my @errors = grep { /error/ } split /\n/, $said;
         @errors = split /\n/, $said unless @errors;
         splice(@errors, 4) if @errors > 4;
         return ("$name [does not compile]:\n" . join('', map {"  $_\n"} @errors), 0);
@@ -160,29 +160,25 @@ sub side_by_side {
 
 # ---- the proof: mistakes.txt
 
-# [name, what is wrong, what must be said, [find, replacement] ...]
+# [name, what is wrong, what must be said, [lines, replacement] ...]
 sub mistakes {
-    my @all;
-    for my $block (split /^== /m, slurp('dev/exercises/mistakes.txt')) {
-        next unless $block =~ s/\A(\S+-\d+): (.*) => (.*)\n//;
-        my @mistake = ($1, $2, $3);
-        for my $change (split /^--\n/m, $block) {
-            my $old = join("\n", $change =~ /^-(?: (.*))?$/mg);
-            my $new = join("\n", map { $_ // '' } $change =~ /^\+(?: (.*))?$/mg);
-            push @mistake, [$old, $new];
-        }
-        push @all, \@mistake;
+    my ($name, @all);
+    for (split /\n/, slurp('dev/exercises/mistakes.txt')) {
+        if    (/^== (\S+)$/) { $name = $1; }
+        elsif (/^(\S.*) => (.*)$/ && $name) { push @all, [$name, $1, $2]; }
+        elsif (/^    (\S.*) ~>(?: (.*))?$/ && $name) { push @{ $all[-1] }, [$1, $2 // '']; }
     }
     return @all;
 }
-# white space at a line's begin does not count
 sub planted {
     my ($text, @changes) = @_;
     for my $change (@changes) {
         my ($old, $new) = @$change;
-        my $pattern = join('\s*\n\s*', map { quotemeta(s/^\s+|\s+$//gr) } split /\n/, $old);
+        my $pattern = join('\s+', map { quotemeta } split ' ', $old);
         my $count = () = $text =~ /$pattern/g;
+        my ($where) = $text =~ /\Q$begin\E(.*?)\Q$end\E/s;
         die "exercise.pl: mistakes.txt: stands $count times in the rung, not once: $old\n" if $count != 1;
+        die "exercise.pl: mistakes.txt: not what a reader writes: $old\n" if $where !~ /$pattern/;
         $text =~ s/$pattern/$new/;
     }
     return $text;

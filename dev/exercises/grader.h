@@ -11,7 +11,7 @@
 
 namespace llmc::exercise {
 
-// What can be wrong, in the order in which it is said: what comes first mostly explains what follows.
+// What can be wrong, in the order in which it is said: what comes first mostly explains what follows. kNote: nothing is.
 enum class Kind {
     kEndless,
     kBounds,
@@ -23,10 +23,11 @@ enum class Kind {
     kUnwritten,
     kResult,
     kTraffic,
-    kNote,  // nothing is wrong
+    kNote
 };
-inline constexpr const char* kKindNames[] = {"endless",       "out of bounds", "misaligned",  "barrier",      "race",
-                                             "uninitialised", "failure",       "not written", "wrong result", "traffic",      "note"};
+inline constexpr const char* kKindNames[] = {"endless",      "out of bounds", "misaligned", "barrier",
+                                             "race",         "uninitialised", "failure",    "not written",
+                                             "wrong result", "traffic",       "note"};
 
 struct Finding {
     Kind kind;
@@ -38,24 +39,22 @@ struct Tensor {
     std::string name;
     std::byte* data;
     int64_t rows, cols;
-    int element;  // bytes
-    bool input;   // a kernel only reads it
-    size_t fetched = 0, stored = 0;  // bytes that warps asked for, in sectors of 32
+    int element;       // bytes
+    bool input;        // a kernel only reads it
+    size_t asked = 0;  // bytes that warps asked for or stored, in sectors of 32
 
     size_t bytes() const { return (size_t)(rows * cols * element); }
 };
 
 // ---- watch.cpp
 
-void start_watching();
+// From now on. What cannot go on, as it does not end in so many seconds, gives `last` a finding, and the process ends.
+void start_watching(int seconds, void (*last)(const Finding&));
 Tensor& add_tensor(const std::string& name, int64_t rows, int64_t cols, int element, bool input);
 void remove_tensors();
 std::vector<Tensor>& tensors();
 Tensor* find_tensor(std::string_view name);  // or null
 std::vector<Finding>& findings();
-// From now on a thread that does not end is a finding, and what cannot go on ends the process, after giving `last` the
-// finding.
-void limit_time(int seconds, void (*last)(const Finding&));
 
 // ---- of the reader's file, by the call that exercise.pl adds to it
 

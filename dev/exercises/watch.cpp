@@ -2,20 +2,17 @@
 // somebody written what it reads, does a barrier stand between it and what another thread did there, and how many bytes
 // does its warp ask for?
 // Two accesses are ordered if one thread makes both; if the block's threads met at __syncthreads between them, or the
-// warp's at __syncwarp; if an earlier launch made the first; or if a fence, an atomic operation, and another one on the
-// same address by the second's block lie between. A shuffle orders nothing.
+// warp's at __syncwarp; if an earlier launch made the first; or if atomic operations on one address by both blocks lie
+// between. A shuffle orders nothing.
 #include <array>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <unordered_map>
 #include <unordered_set>
 
 #include <sys/mman.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include "dev/emulate/machine.h"
@@ -44,8 +41,7 @@ struct Cell {
 struct Atomic {
     const void* address;
     Access by;
-    uint64_t met;                                          // the block's threads, before it
-    std::shared_ptr<std::map<uint32_t, uint64_t>> fences;  // its threads' last ones
+    uint64_t met;  // the block's threads, before it
 };
 
 std::byte* arena = nullptr;
@@ -54,11 +50,9 @@ std::vector<std::vector<Cell>> cells;  // of each tensor
 std::map<std::byte*, Cell*> shared;    // of a block's memory
 std::vector<Finding> found;
 std::vector<Atomic> atomics;
-uint64_t atomics_of = 0;                     // the launch
-std::map<uint32_t, uint64_t> fences;         // of the block that runs, by thread
-uint64_t fences_of = 0;                      // that block
+uint64_t atomics_of = 0;                           // the launch
 std::unordered_map<uint64_t, uint32_t> how_often;  // has a thread been at a line?
-std::unordered_set<uint64_t> asked;          // by a warp's instruction, sectors
+std::unordered_set<uint64_t> asked;                // by a warp's instruction, sectors
 void (*last_words)(const Finding&) = nullptr;
 Access current;
 std::unordered_map<uint32_t, std::string> names;  // of blocks, by number
@@ -82,7 +76,8 @@ Access access_now(uint32_t line) {
     std::string& name = names[block];
     if (name.empty()) {
         bool flat = gridDim.y * gridDim.z == 1;
-        name = flat ? fmt::format("{}", blockIdx.x) : fmt::format("({}, {}, {})", blockIdx.x, blockIdx.y, blockIdx.z);
+        name = flat ? fmt::format("{}", blockIdx.x)
+                    : fmt::format("({}, {}, {})", blockIdx.x, blockIdx.y, blockIdx.z);
     }
     return {(uint32_t)++now, line, block, thread};
 }
@@ -92,7 +87,8 @@ Access access_now(uint32_t line) {
 std::string who(const Access& a) { return fmt::format("thread {} of block {}", a.thread, names[a.block]); }
 std::string element_of(const Tensor& t, ptrdiff_t byte) {
     ptrdiff_t i = byte / t.element;
-    return t.cols > 1 ? fmt::format("{}[{}][{}]", t.name, i / t.cols, i % t.cols) : fmt::format("{}[{}]", t.name, i);
+    return t.cols > 1 ? fmt::format("{}[{}][{}]", t.name, i / t.cols, i % t.cols)
+                      : fmt::format("{}[{}]", t.name, i);
 }
 std::string place_of(const std::byte* p) {
     if (p >= arena && p < arena + kMostTensors * kRoom) {
@@ -106,22 +102,16 @@ std::string place_of(const std::byte* p) {
 
 // ---- order
 
+// Each block's threads meet before its atomic operation and after, or the one that does it makes the access. Fences are not
+// looked at.
 bool ordered_by_atomics(const Access& before, const Access& after) {
     for (const Atomic& released : atomics) {
-        if (released.by.block != before.block || released.by.time < before.time) { continue; }
-        bool met = before.time < released.met;
-        auto fence_of = [&](uint32_t thread) {
-            auto at = released.fences->find(thread);
-            return at == released.fences->end() ? 0 : at->second;
-        };
-        bool fenced = fence_of(before.thread) > before.time || (met && fence_of(released.by.thread) > released.met);
-        if (!fenced || !(met || before.thread == released.by.thread)) { continue; }
+        bool met = before.thread == released.by.thread || before.time < released.met;
+        if (released.by.block != before.block || released.by.time < before.time || !met) { continue; }
         for (const Atomic& acquired : atomics) {
-            if (acquired.address == released.address && acquired.by.block == after.block &&
-                acquired.by.time > released.by.time &&
-                (acquired.by.thread == after.thread || machine().block().met > acquired.by.time)) {
-                return true;
-            }
+            bool later = acquired.by.block == after.block && acquired.by.time > released.by.time;
+            bool seen = acquired.by.thread == after.thread || machine().block().met > acquired.by.time;
+            if (acquired.address == released.address && later && seen) { return true; }
         }
     }
     return false;
@@ -137,12 +127,14 @@ bool ordered(const Access& before, const Access& after) {
 
 void race(const Access& before, bool wrote, const Access& after, bool writes, const std::byte* p) {
     constexpr uint32_t kWarp = emulation::kWarp;
-    std::string cure = before.block != after.block ? "Blocks of a launch come in any order: give each what it writes"
+    std::string cure = before.block != after.block
+                           ? "Blocks of a launch come in any order: give each what it writes"
                        : before.thread / kWarp == after.thread / kWarp
-                           ? "Lanes of a warp need not run together: __syncwarp() or __syncthreads() is missing between the two"
+                           ? "Lanes of a warp need not run together: __syncwarp() or __syncthreads() is "
+                             "missing between the two"
                            : "__syncthreads() is missing between the two";
     say(Kind::kRace,
-        fmt::format("a race: {} {} {} in line {}, and {} {} it in line {}; nothing says which comes first. {}.",
+        fmt::format("a race: {} {} {} in {}, and {} {} it in {}; nothing says which comes first. {}",
                     who(before), wrote ? "writes" : "reads", place_of(p), line_of(before), who(after),
                     writes ? "writes" : "reads", line_of(after), cure));
 }
@@ -150,7 +142,8 @@ void race(const Access& before, bool wrote, const Access& after, bool writes, co
 void visit(Cell& cell, const Access& a, bool write, const std::byte* p) {
     if (!ordered(cell.write, a)) { race(cell.write, true, a, write, p); }
     if (!write) {
-        bool same = cell.reads[0].time != 0 && cell.reads[0].block == a.block && cell.reads[0].thread == a.thread;
+        bool same =
+            cell.reads[0].time != 0 && cell.reads[0].block == a.block && cell.reads[0].thread == a.thread;
         if (!same) { cell.reads[1] = cell.reads[0]; }
         cell.reads[0] = a;
         return;
@@ -163,21 +156,21 @@ void visit(Cell& cell, const Access& a, bool write, const std::byte* p) {
 
 // ---- where
 
-void count_sectors(Tensor& t, const Access& a, const std::byte* p, size_t bytes, bool write) {
+void count_sectors(Tensor& t, const Access& a, const std::byte* p, size_t bytes) {
     uint64_t thread = (uint64_t)a.block << 42 | (uint64_t)a.thread << 32 | a.line;
     uint64_t warp = (uint64_t)a.block << 42 | (uint64_t)(a.thread / emulation::kWarp) << 32 | a.line;
     uint64_t turn = how_often[thread]++;
     auto begin = (uint64_t)(p - arena) / kSector, end = ((uint64_t)(p - arena) + bytes - 1) / kSector;
     for (uint64_t sector = begin; sector <= end; sector++) {
         uint64_t key = (warp * 0x9e3779b97f4a7c15 ^ turn) * 0xbf58476d1ce4e5b9 + sector;
-        if (asked.insert(key).second) { (write ? t.stored : t.fetched) += kSector; }
+        if (asked.insert(key).second) { t.asked += kSector; }
     }
 }
 
 void touch_tensor(const std::byte* p, size_t bytes, bool write, uint32_t line) {
     size_t which = (p - arena) / kRoom;
     if (which >= all.size()) {
-        end_launch(Kind::kBounds, fmt::format("{} {} memory far from any tensor in line {}", who(current),
+        end_launch(Kind::kBounds, fmt::format("{} {} memory far from any tensor in {}", who(current),
                                               write ? "writes to" : "reads", line_of(current)));
     }
     Tensor& t = all[which];
@@ -186,20 +179,22 @@ void touch_tensor(const std::byte* p, size_t bytes, bool write, uint32_t line) {
     if (at < 0 || (size_t)at + bytes > t.bytes()) {
         ptrdiff_t beyond = at < 0 ? -at : at + (ptrdiff_t)bytes - (ptrdiff_t)t.bytes();
         end_launch(Kind::kBounds,
-                   fmt::format("out of bounds: {} {} {} bytes {} {}, {} bytes {} of {} x {} elements, in line {}",
-                               who(a), write ? "writes" : "reads", bytes, at < 0 ? "before" : "at", at < 0 ? t.name : element_of(t, at),
-                               beyond, at < 0 ? "before its begin; it is" : "past the end of a tensor", t.rows, t.cols,
-                               line_of(a)));
+                   fmt::format("out of bounds: {} {} {} bytes {} {}, {} bytes {} of {} x {} elements, in {}",
+                               who(a), write ? "writes" : "reads", bytes, at < 0 ? "before" : "at",
+                               at < 0 ? t.name : element_of(t, at), beyond,
+                               at < 0 ? "before its begin; it is" : "past the end of a tensor", t.rows,
+                               t.cols, line_of(a)));
     }
     if (write && t.input) {
-        end_launch(Kind::kBounds, fmt::format("{} writes {}, which is an input, in line {}", who(a), element_of(t, at), line_of(a)));
+        end_launch(Kind::kBounds, fmt::format("{} writes {}, which is an input, in {}", who(a),
+                                              element_of(t, at), line_of(a)));
     }
-    count_sectors(t, a, p, bytes, write);
+    count_sectors(t, a, p, bytes);
     for (size_t cell = at / kGranule; cell <= (at + bytes - 1) / kGranule; cell++) {
         Cell& c = cells[which][cell];
         if (!write && !t.input && c.write.time == 0) {
-            say(Kind::kUninitialised,
-                fmt::format("{} reads {} in line {}, which nobody has written", who(a), element_of(t, at), line_of(a)));
+            say(Kind::kUninitialised, fmt::format("{} reads {} in {}, which nobody has written", who(a),
+                                                  element_of(t, at), line_of(a)));
         }
         visit(c, a, write, p);
     }
@@ -210,8 +205,9 @@ void touch_shared(const std::byte* p, size_t bytes, bool write, uint32_t line) {
     Access a = current = access_now(line);
     bool fixed = p + bytes <= block.memory + emulation::reserve_static(0, 1);
     if (!fixed && (p < block.dynamic || p + bytes > block.memory + emulation::kMemory)) {
-        end_launch(Kind::kBounds, fmt::format("out of bounds: {} {} shared memory where the block has none, in line {}", who(a),
-                                              write ? "writes" : "reads", line_of(a)));
+        end_launch(Kind::kBounds,
+                   fmt::format("out of bounds: {} {} shared memory where the block has none, in {}", who(a),
+                               write ? "writes" : "reads", line_of(a)));
     }
     Cell*& of_block = shared[block.memory];
     if (of_block == nullptr) {
@@ -222,8 +218,9 @@ void touch_shared(const std::byte* p, size_t bytes, bool write, uint32_t line) {
         Cell& c = of_block[cell];
         if (std::max(c.write.time, c.reads[0].time) < block.began) { c = {}; }
         if (!write && c.write.time == 0) {
-            say(Kind::kUninitialised, fmt::format("{} reads {} in line {}, which no thread of the block has written", who(a),
-                                                  place_of(p), line_of(a)));
+            say(Kind::kUninitialised,
+                fmt::format("{} reads {} in {}, which no thread of the block has written", who(a),
+                            place_of(p), line_of(a)));
         }
         visit(c, a, write, p);
     }
@@ -247,8 +244,7 @@ void at_atomic(const void* address) {
     if (atomics_of != machine().launched()) { atomics.clear(); }
     atomics_of = machine().launched();
     emulation::Block& block = machine().block();
-    if (fences_of != block.number + 1) { fences.clear(); }
-    atomics.push_back({address, access_now(current.line), block.met, std::make_shared<std::map<uint32_t, uint64_t>>(fences)});
+    atomics.push_back({address, access_now(current.line), block.met});
     const auto* p = static_cast<const std::byte*>(address);
     if (p < arena || p >= arena + kMostTensors * kRoom) { return; }
     size_t which = (p - arena) / kRoom;
@@ -260,50 +256,42 @@ void at_atomic(const void* address) {
     }
 }
 
-void at_fence() {
-    uint64_t block = machine().block().number + 1;
-    if (fences_of != block) { fences.clear(); }
-    fences_of = block;
-    Access a = access_now(0);
-    fences[a.thread] = a.time;
-}
-
 void at_failure(const std::string& why) {
-    Kind kind = why.find("wait") != std::string::npos || why.find("lanes of a warp at") != std::string::npos ? Kind::kBarrier
-                                                                                                         : Kind::kFailure;
+    Kind kind = why.find("wait") != std::string::npos || why.find("lanes of a warp at") != std::string::npos
+                    ? Kind::kBarrier
+                    : Kind::kFailure;
     std::string text = why;
     if (kind == Kind::kBarrier) {
         size_t colon = why.find("wait: ");
-        text = fmt::format("a barrier that not all reach: {} never to go on, as the others have ended or wait elsewhere. Who "
-                           "returns early, or meets it inside an if, keeps the rest waiting: all threads of the block must "
-                           "come to __syncthreads, all lanes of the warp to a shuffle",
-                           colon == std::string::npos ? why + ":" : "these threads wait, " + why.substr(colon + 6) + ",");
+        text = fmt::format(
+            "a barrier that not all reach: {} never to go on, as the others have ended or wait elsewhere. "
+            "Who "
+            "returns early, or meets it inside an if, keeps the rest waiting: all threads of the block must "
+            "come to __syncthreads, all lanes of the warp to a shuffle",
+            colon == std::string::npos ? why + ":" : "these threads wait, " + why.substr(colon + 6) + ",");
     }
-    if (found.empty()) { say(kind, text); }
+    if (kind == Kind::kBarrier || found.empty()) { say(kind, text); }
 }
 
 void at_signal(int signal, siginfo_t* info, void*) {
     Access a = current;
     if (signal == SIGSEGV || signal == SIGBUS) {
-        last_words({Kind::kBounds, fmt::format("out of bounds: a thread touches address {}, which is of no tensor; its last "
-                                               "access before was in line {}",
-                                               info->si_addr, line_of(a))});
+        last_words({Kind::kBounds,
+                    fmt::format("out of bounds: a thread touches address {}, which is of no tensor; its last "
+                                "access before was in {}",
+                                info->si_addr, line_of(a))});
     } else {
         bool inside = machine().in_thread();
-        last_words({Kind::kEndless, fmt::format("it does not end: {}the last access was in line {}",
-                                                inside ? fmt::format("thread {} of block {} still runs; ", threadIdx.x, blockIdx.x) : "",
+        last_words({Kind::kEndless, fmt::format("it does not end: {}the last access was in {}",
+                                                inside ? fmt::format("thread {} of block {} still runs; ",
+                                                                     threadIdx.x, blockIdx.x)
+                                                       : "",
                                                 line_of(a))});
     }
     _exit(0);
 }
 
 }  // namespace
-
-void start_watching() {
-    arena = static_cast<std::byte*>(mmap(nullptr, kMostTensors * kRoom, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    if (arena == MAP_FAILED) { throw std::bad_alloc(); }
-    emulation::watcher = {at_atomic, at_fence, at_failure};
-}
 
 std::vector<Tensor>& tensors() { return all; }
 Tensor* find_tensor(std::string_view name) {
@@ -328,7 +316,12 @@ void remove_tensors() {
     asked.clear();
 }
 
-void limit_time(int seconds, void (*last)(const Finding&)) {
+void start_watching(int seconds, void (*last)(const Finding&)) {
+    void* room =
+        mmap(nullptr, kMostTensors * kRoom, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) { throw std::bad_alloc(); }
+    arena = static_cast<std::byte*>(room);
+    emulation::watcher = {at_atomic, at_failure};
     last_words = last;
     static std::array<std::byte, 65536> stack;
     stack_t other{stack.data(), 0, stack.size()};
@@ -337,8 +330,7 @@ void limit_time(int seconds, void (*last)(const Finding&)) {
     act.sa_sigaction = at_signal;
     act.sa_flags = SA_SIGINFO | SA_ONSTACK;
     for (int signal : {SIGSEGV, SIGBUS, SIGALRM}) { sigaction(signal, &act, nullptr); }
-    itimerval limit{{}, {seconds, 0}};
-    setitimer(ITIMER_REAL, &limit, nullptr);
+    alarm(seconds);
 }
 
 // of -fsanitize=alignment and bounds
@@ -378,16 +370,20 @@ void __tsan_write_range(void* p, size_t bytes) { touch(p, bytes, true, __builtin
 
 void __ubsan_handle_type_mismatch_v1(Mismatch* what, uintptr_t address) {
     if (!machine().in_thread()) { return; }
-    end_launch(Kind::kAlignment,
-               fmt::format("misaligned: thread {} of block {} moves a vector of {} bytes at once at an address that is no "
-                           "multiple of {} ({} bytes past one), in {}:{}",
-                           threadIdx.x, blockIdx.x, 1 << what->log_alignment, 1 << what->log_alignment,
-                           address % (1u << what->log_alignment), what->at.file, what->at.line));
+    end_launch(
+        Kind::kAlignment,
+        fmt::format(
+            "misaligned: thread {} of block {} moves a vector of {} bytes at once at an address that is no "
+            "multiple of {} ({} bytes past one), in {}:{}",
+            threadIdx.x, blockIdx.x, 1 << what->log_alignment, 1 << what->log_alignment,
+            address % (1u << what->log_alignment), what->at.file, what->at.line));
 }
 void __ubsan_handle_out_of_bounds(Source* at, uintptr_t index) {
     if (!machine().in_thread()) { return; }
-    end_launch(Kind::kBounds, fmt::format("out of bounds: thread {} of block {} takes element {} of an array that has fewer, in "
-                                          "{}:{}",
-                                          threadIdx.x, blockIdx.x, (long long)index, at->file, at->line));
+    end_launch(
+        Kind::kBounds,
+        fmt::format("out of bounds: thread {} of block {} takes element {} of an array that has fewer, in "
+                    "{}:{}",
+                    threadIdx.x, blockIdx.x, (long long)index, at->file, at->line));
 }
 }

@@ -56,9 +56,7 @@ template <typename T>
 void __stcs(T* p, T x) {
     *p = x;
 }
-inline void __threadfence() {
-    if (emulation::watcher.fence != nullptr) { emulation::watcher.fence(); }
-}
+inline void __threadfence() {}
 inline size_t __cvta_generic_to_shared(const void* p) { return emulation::shared_window(p); }
 inline void* __cvta_shared_to_generic(size_t address) { return emulation::shared_memory((uint32_t)address); }
 
