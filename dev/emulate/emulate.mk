@@ -6,24 +6,25 @@ EMULATED_ARCH ?= 900
 EMULATED  := $(BUILD)/emulated
 REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/*/*/*.cuh \
     llmc/layernorm/ladder/*/*.cuh llmc/ops/*/ladder/*.cuh llmc/ops/*/ladder/*/*.cuh dev/cuda/*.cuh))
+need_headers = $(if $(CUDA_HEADERS),-isystem $(CUDA_HEADERS),$(error \
+    no CUDA headers: dev/emulate/README.md says how to get them without a toolkit))
 # -Og: a third of the time to compile, and they run as fast. Vectors that are not aligned are errors, as on a GPU
 EMULATE    = $(call quiet,compile)$(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
              -Wno-narrowing -Wno-missing-field-initializers -Wno-maybe-uninitialized -Idev/emulate/include \
-             -I$(EMULATED) -I. $(DEPS_CPPFLAGS) -isystem $(CUDA_HEADERS) -MMD -MP
+             -I$(EMULATED) -I. $(DEPS_CPPFLAGS) $(need_headers) -MMD -MP
 .SECONDARY: $(REWRITTEN)
 $(EMULATED)/%: % dev/emulate/rewrite.pl
 	@mkdir -p $(@D)
 	@[ ! -e $< ] || perl dev/emulate/rewrite.pl $< > $@  # a header that is gone, which what was built before names
 $(EMULATED)/std.h.gch: $(SETTINGS)
-	$(if $(CUDA_HEADERS),,$(error no CUDA headers: dev/emulate/README.md says how to get them without a toolkit))
 	@mkdir -p $(@D)
 	@printf '#include <%s>\n' $(STANDARD) cuda_bf16.h cuda_fp16.h cuda_runtime_api.h > $(basename $@)
 	$(EMULATE) -x c++-header $(basename $@) -o $@
 $(EMULATED)/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) | $(REWRITTEN) $(EMULATED)/std.h.gch
 	$(EMULATE) -include $(EMULATED)/std.h -x c++ -c $< -o $@
 # -U: a checked longjmp refuses to go to another stack
-$(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS) -Idev/emulate/include -U_FORTIFY_SOURCE
+$(BUILD)/dev/emulate/%.o: CXXFLAGS += $(need_headers) -Idev/emulate/include -U_FORTIFY_SOURCE
 # the machine, and the kernels that ship
 EMULATED_MACHINE := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a
 EMULATED_OBJECTS := $(EMULATED_MACHINE) \
@@ -68,7 +69,7 @@ $(EMULATED_LADDERS): $(EMULATED)/$(HARNESS).o $(BUILD)/only/linked
 GRADER := $(call objects,$(addprefix dev/exercises/,grade.cpp watch.cpp) $(addprefix dev/emulate/,machine.cpp instructions.cpp \
     runtime.cpp)) $(FORMAT)
 GRADER_HEADERS := $(filter $(EMULATED)/llmc/cuda/% $(EMULATED)/llmc/ops/attention/%,$(REWRITTEN))
-$(BUILD)/dev/exercises/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS) -Idev/emulate/include -U_FORTIFY_SOURCE
+$(BUILD)/dev/exercises/%.o: CXXFLAGS += $(need_headers) -Idev/emulate/include -U_FORTIFY_SOURCE
 $(BUILD)/dev/exercises/%.o: OPTIMIZE := $(PLAIN)
 # what a variable holds that nobody has set is no zero
 accepted = $(shell $(CXX) $(1) -E -x c++ /dev/null >/dev/null 2>&1 && echo $(1))

@@ -3,8 +3,8 @@
 #   exercise.pl cut NAME             writes exercises/..., the file with the hole, unless it is there
 #   exercise.pl grade NAME [FILE]    FILE: exercises/... unless given
 #   exercise.pl all DIR              every file below DIR that is named like an exercise's; a table
-#   exercise.pl proof [PART]         each rung passes, each hole fails, each of mistakes.txt fails as it says there; of all
-#                                    of them every PART-th
+#   exercise.pl proof [PART]         each rung passes, each hole fails, each of mistakes.txt fails as it says there: of those
+#                                    every PART-th, from GRADE_TURN on
 # GRADE_COMPILE, GRADE_LINK: the commands, from emulate.mk.
 use strict;
 use warnings;
@@ -127,7 +127,7 @@ sub grade {
     }
     $said = `($ENV{GRADE_LINK} $folder/reader.o -o $folder/grade) 2>&1`;
     return ("$name [does not link]: $said", 0) if $? != 0;
-    $said = `$folder/grade $name 2>$folder/stderr`;
+    $said = `$folder/grade $name 2>$folder/output`;
     return ($said, $? == 0);
 }
 
@@ -202,13 +202,11 @@ sub proof {
         $job->($name, 'the rung', 'passes', slurp(rung_of($name)));
         $job->($name, 'the hole', 'not written yet', hole($name));
     }
-    my $always = @jobs;
-    for my $mistake (mistakes()) {
-        my ($name, $what, $expected, @changes) = @$mistake;
+    my ($turn, @mistakes) = (($ENV{GRADE_TURN} // 0) % $part, mistakes());
+    for my $number (grep { $_ % $part == $turn } 0 .. $#mistakes) {
+        my ($name, $what, $expected, @changes) = @{ $mistakes[$number] };
         $job->($name, $what, $expected, planted(slurp(rung_of($name)), @changes));
     }
-    my $turn = ($ENV{GRADE_TURN} // 0) % $part;
-    @jobs = map { $jobs[$_] } grep { $_ % $part == $turn } 0 .. $#jobs;
     my ($passed, $failed) = (0, 0);
     side_by_side(\@jobs, sub {
         my ($label, $said, $right) = @_;

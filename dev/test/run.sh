@@ -122,9 +122,10 @@ if [ "${1:-}" != quick ]; then
     fi
     if [ -x test_emulated ]; then
         stage emulated emulated
+        GRADE_TURN=$turn stage exercises make --no-print-directory -s exercises-proof PART=5
     else
-        echo "== test_emulated: not built (no nvcc), skipped"
-        add 0 0 1
+        echo "== test_emulated, exercises: not built (no nvcc), skipped"
+        add 0 0 2
     fi
     stage planted planted
     stage c_abi dev/test/c_abi/run.sh
