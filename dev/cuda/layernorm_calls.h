@@ -27,7 +27,8 @@ LayerNormForward<T, W> forward_call(const Tensors& t, const Problem& p) {
             .out_stride = out.stride,
             .inp_stride = inp.stride,
             .residual_stride = residual.stride,
-            .inp2_stride = inp2.stride};
+            .inp2_stride = inp2.stride,
+            .rms = p.form.rms};
 }
 
 template <typename T, typename Grad, typename W, typename Tensors>
@@ -49,7 +50,8 @@ LayerNormBackward<T, Grad, W> backward_call(const Tensors& t, const Problem& p, 
             .accumulate = p.form.accumulate,
             .dinp_stride = dinp.stride,
             .dout_stride = dout.stride,
-            .inp_stride = inp.stride};
+            .inp_stride = inp.stride,
+            .rms = p.form.rms};
 }
 
 }  // namespace llmc

@@ -55,12 +55,17 @@ inline std::vector<CallForm> layernorm_forms(bool backward) {
         {.name = "in place, odd strides", .in_place = 1, .pad = 1},
         {.name = "fp32 weight", .fp32_weight = true, .fp32_gradients = true},
         {.name = "fp32 weight, misaligned", .fp32_weight = true, .fp32_gradients = true, .offset = 1},
+        {.rms = true},
+        {.name = "odd strides", .pad = 1, .rms = true},
+        {.name = "misaligned by one", .offset = 1, .rms = true},
+        {.name = "fp32 weight", .fp32_weight = true, .fp32_gradients = true, .rms = true},
     };
     std::vector<CallForm> forward = {
         {.name = "no bias", .no_bias = true},
         {.name = "no weight, no bias", .no_weight = true, .no_bias = true},
         {.name = "no statistics", .no_statistics = true},
         {.name = "in place of the second", .in_place = 2},
+        {.name = "no bias, no statistics", .no_bias = true, .no_statistics = true, .rms = true},
     };
     std::vector<CallForm> gradients = {
         {.name = "dinp +=", .accumulate_dinp = true},
@@ -73,6 +78,11 @@ inline std::vector<CallForm> layernorm_forms(bool backward) {
         {.name = "no dweight", .no_dweight = true},
         {.name = "no dbias", .no_dbias = true},
         {.name = "no weight, dinp alone", .no_weight = true, .no_dweight = true, .no_dbias = true},
+        {.name = "no dbias, all +=",
+         .no_dbias = true,
+         .accumulate_dinp = true,
+         .accumulate = true,
+         .rms = true},
     };
     const auto& more = backward ? gradients : forward;
     forms.insert(forms.end(), more.begin(), more.end());

@@ -14,13 +14,14 @@ inline const double* data_of(const Values& values) { return values ? values->dat
 // Arguments as in reference.h; out, mean and rstd are all wanted. long double has but 11 bits more: sums of x
 // itself would lose them at thousands of columns, sums of x - x[0] do not.
 inline void layernorm_forward_wide(double* out, double* mean, double* rstd, const double* inp,
-                                   const double* weight, const double* bias, int64_t N, int C, double eps) {
+                                   const double* weight, const double* bias, int64_t N, int C, double eps,
+                                   bool rms) {
     using Wide = long double;
 #pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         const double* x = inp + row * C;
-        Wide shift = x[0], m = 0, squares = 0;
-        for (int c = 0; c < C; c++) { m += x[c] - shift; }
+        Wide shift = rms ? 0 : x[0], m = 0, squares = 0;
+        for (int c = 0; c < C && !rms; c++) { m += x[c] - shift; }
         m /= C;
         auto centred = [&](int c) { return (x[c] - shift) - m; };
         for (int c = 0; c < C; c++) { squares += centred(c) * centred(c); }
@@ -35,15 +36,17 @@ inline void layernorm_forward_wide(double* out, double* mean, double* rstd, cons
 
 inline void layernorm_backward_wide(double* dinp, double* dweight, double* dbias, const double* dout,
                                     const double* inp, const double* weight, const double* mean,
-                                    const double* rstd, int64_t N, int C) {
+                                    const double* rstd, int64_t N, int C, bool rms) {
     using Wide = long double;
-    auto xhat = [&](int64_t row, int c) { return ((Wide)inp[row * C + c] - mean[row]) * rstd[row]; };
+    auto xhat = [&](int64_t row, int c) {
+        return ((Wide)inp[row * C + c] - (rms ? 0 : mean[row])) * rstd[row];
+    };
     auto g = [&](int64_t row, int c) { return (Wide)(weight ? weight[c] : 1.0) * dout[row * C + c]; };
 #pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         Wide c1 = 0, c2 = 0;
         for (int c = 0; c < C; c++) {
-            c1 += g(row, c) / C;
+            c1 += rms ? 0 : g(row, c) / C;
             c2 += g(row, c) * xhat(row, c) / C;
         }
         for (int c = 0; c < C; c++) {
@@ -78,12 +81,14 @@ struct ForwardTruth {
         : out(p.N * p.C), mean(p.N), rstd(p.N), from_first(p.N), from_zero(p.N) {
         auto reference = p.dtype == Dtype::kFp64 ? layernorm_forward_wide : layernorm_forward_cpu<double>;
         reference(out.data(), mean.data(), rstd.data(), inp->data(), data_of(weight), data_of(bias), p.N, p.C,
-                  p.eps);
+                  p.eps, p.form.rms);
 #pragma omp parallel for
         for (int64_t row = 0; row < p.N; row++) {
             const double* x = inp->data() + row * p.C;
-            from_first[row] = spread_of(x, p.C, mean[row], x[0]);
+            from_first[row] = spread_of(x, p.C, mean[row], p.form.rms ? 0 : x[0]);
             from_zero[row] = spread_of(x, p.C, mean[row], 0);
+            // no mean is worked out, and none is off
+            if (p.form.rms) { from_first[row].average = from_zero[row].average = 0; }
         }
     }
     static RowSpread spread_of(const double* x, int C, double mean, double K) {
@@ -109,7 +114,8 @@ inline void add_forward(Problem& p, const Values& x, Inputs kind) {
     Values weight = form.no_weight ? nullptr : make_vector(weights, p.C, kDrawWeight);
     Values bias = form.no_bias ? nullptr : make_vector(weights, p.C, kDrawBias);
     auto t = std::make_shared<const ForwardTruth>(p, x, weight, bias);
-    bool exact = kind == Inputs::kConstant;  // out is bias, if the version's sums are of x - x[0]
+    bool exact =
+        kind == Inputs::kConstant && !form.rms;  // out is bias, if the version's sums are of x - x[0]
     Values truth(t, &t->out);
     if (exact) {  // as T stores it: bias may be wider
         truth = make_values(p.dtype, p.N, p.C, [&](int64_t, int col) { return bias ? (*bias)[col] : 0.0; });
@@ -176,7 +182,7 @@ inline Problem residual_layernorm_forward_problem(Dtype dtype, Shape shape, Inpu
 struct BackwardTruth {
     int64_t N;
     int C;
-    Values dout, inp, weight, mean, rstd;  // weight: null = 1
+    Values dout, inp, weight, mean, rstd;  // weight: null = 1; mean: null = 0, of RMSNorm
     std::vector<double> dinp, dweight, dbias;
     std::vector<RowGradient> rows;
     std::vector<double> abs_dweight, abs_dbias;  // sum over rows of |dy xhat|, of |dy|
@@ -198,7 +204,8 @@ struct BackwardTruth {
           abs_dbias(C) {
         auto compute = [&](auto reference, auto... more) {
             reference(dinp.data(), dweight.data(), dbias.data(), this->dout->data(), this->inp->data(),
-                      data_of(this->weight), this->mean->data(), this->rstd->data(), N, C, more...);
+                      data_of(this->weight), data_of(this->mean), this->rstd->data(), N, C, more...,
+                      this->mean == nullptr);
         };
         if (dtype == Dtype::kFp64) {
             compute(layernorm_backward_wide);
@@ -209,7 +216,9 @@ struct BackwardTruth {
         sum_columns();
     }
 
-    double xhat(int64_t row, int64_t c) const { return ((*inp)[row * C + c] - (*mean)[row]) * (*rstd)[row]; }
+    double xhat(int64_t row, int64_t c) const {
+        return ((*inp)[row * C + c] - (mean ? (*mean)[row] : 0)) * (*rstd)[row];
+    }
     double g(int64_t row, int64_t c) const { return (weight ? (*weight)[c] : 1) * (*dout)[row * C + c]; }
 
     void sum_rows() {
@@ -222,6 +231,7 @@ struct BackwardTruth {
                 r.abs_c1 += std::fabs(g(row, c)) / C;
                 r.abs_c2 += std::fabs(g(row, c) * xhat(row, c)) / C;
             }
+            if (!mean) { r.c1 = r.abs_c1 = 0; }
         }
     }
     void sum_columns() {
@@ -238,17 +248,17 @@ struct BackwardTruth {
     }
 };
 
-// mean and rstd of inp, rounded as a kernel would save them; for kInteger 0 and 1
+// mean and rstd of inp, rounded as a kernel would save them; for kInteger 0 and 1; of RMSNorm no mean
 inline std::pair<Values, Values> saved_statistics(Inputs kind, Dtype dtype, int64_t N, int C,
-                                                  const Values& inp) {
+                                                  const Values& inp, bool rms) {
     std::vector<double> out(N * C), mean(N, 0.0), rstd(N, 1.0);
     if (kind != Inputs::kInteger) {
         layernorm_forward_cpu<double>(out.data(), mean.data(), rstd.data(), inp->data(), nullptr, nullptr, N,
-                                      C, kProblemEps);
+                                      C, kProblemEps, rms);
     }
     round_all(mean, format_of(statistics_of(dtype)));
     round_all(rstd, format_of(statistics_of(dtype)));
-    return {share(std::move(mean)), share(std::move(rstd))};
+    return {rms ? nullptr : share(std::move(mean)), share(std::move(rstd))};
 }
 
 // An output to which `sum` is written (=), or added (+=) where something was there before; stored in dtype.
@@ -315,14 +325,14 @@ inline Problem layernorm_backward_of(const Values& inp, Dtype dtype, Shape shape
     Values weight = form.no_weight ? nullptr : make_vector(weights, C, kDrawWeight);
     Values dout =
         make_values(dtype, N, C, [&](int64_t row, int col) { return dout_at(kind, row, col, N, C); });
-    auto [mean, rstd] = saved_statistics(kind, dtype, N, C, inp);
+    auto [mean, rstd] = saved_statistics(kind, dtype, N, C, inp, form.rms);
     auto t = std::make_shared<const BackwardTruth>(dtype, N, C, dout, inp, weight, mean, rstd);
     Problem p =
         empty_problem("layernorm_backward", dtype, shape, kind, form, form.accumulate_dinp ? 3 : 2, 1);
     if (!form.in_place) { p.in.push_back({"dout", dtype, dout}); }
     p.in.push_back({"inp", dtype, inp});
     if (weight) { p.in.push_back({"weight", weights, weight, Extent::kColumns}); }
-    p.in.push_back({"mean", statistics, mean, Extent::kRows});
+    if (mean) { p.in.push_back({"mean", statistics, mean, Extent::kRows}); }
     p.in.push_back({"rstd", statistics, rstd, Extent::kRows});
     add_gradients(p, t, kind);
     if (form.in_place) { p.out[0].initial = dout; }

@@ -46,8 +46,9 @@ struct CallForm {
     bool fp8 = false;  // out goes on in fp32, to be rounded to FP8
     int pad = 0;       // elements between the rows, times 1, 2, ... in the problem's matrices
     int offset = 0;    // elements by which every tensor misses its alignment
+    bool rms = false;  // RMSNorm; backward is given no mean
 
-    bool plain() const { return *name == 0; }
+    bool plain() const { return *name == 0 && !rms; }
 };
 
 // what a tensor's elements belong to
@@ -103,7 +104,8 @@ struct Problem {
         if (T > 0) {
             return fmt::format("{} {}x{}x{}", format_of(dtype).name, (long long)N / T, C / kHeadColumns, T);
         }
-        return fmt::format("{} {}x{}{}{}", format_of(dtype).name, N, C, form.plain() ? "" : " ", form.name);
+        return fmt::format("{} {}x{}{}{}{}", format_of(dtype).name, N, C, *form.name == 0 ? "" : " ",
+                           form.name, form.rms ? " rms" : "");
     }
 };
 

@@ -9,6 +9,7 @@
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "dev/test/gpu/attention_check.h"
+#include "dev/test/gpu/layernorm_choices.h"
 #include "dev/test/gpu/layernorm_runs.h"
 #include "dev/test/gpu/layernorm_widths.h"
 #include "llmc/ops/attention/ladder/rungs.h"
@@ -68,6 +69,34 @@ void check_edges(const Edges& edges, int off, int low, int high) {
     }
 }
 
+// ---- the same bits in any batch: layernorm.h's promise
+
+// of the machine's first device
+constexpr choices::Gpu kSmall = {"3 multiprocessors", 0, {true, 3, 227 << 10, 16}};
+constexpr int kLongestBatch = 8192;  // columns: what chooses among longer rows is what chooses among these
+
+// The columns on both sides of each of choose.h's thresholds, for calls that differ in op, type and alignment: those where a
+// layout takes over from another, and from one kernel to the next.
+void check_thresholds(const choices::Case& c) {
+    const bool backward = !c.forward();
+    CallForm form = c.same ? CallForm{} : kFp32Weight;
+    form.fp32_gradients = backward && c.bytes == 2;
+    form.accumulate_dinp = c.op == choices::Op::kAccumulate;
+    form.offset = c.whole() ? 0 : c.piece;
+    auto* make = backward                         ? layernorm_backward_problem
+                 : c.op == choices::Op::kResidual ? residual_layernorm_forward_problem
+                                                  : layernorm_forward_problem;
+    int turn = 0;
+    for (const choices::Run& run : runs_of(kSmall, c)) {
+        for (int C : {run.first, run.last}) {
+            if (C > kLongestBatch) { continue; }
+            form.rms = ++turn % 2 == 0;
+            const Dtype dtype = c.bytes == 4 ? Dtype::kFp32 : turn % 4 < 2 ? Dtype::kBf16 : Dtype::kFp16;
+            check_batch_sizes(make(dtype, {3, C}, Inputs::kNormal, form), {2, 11});
+        }
+    }
+}
+
 // ---- attention's first rungs, and fp32's kernels, which are the second: those without tensor cores
 
 template <AttentionForwardRung* forward, AttentionScratch* forward_scratch, AttentionBackwardRung* backward,
@@ -115,6 +144,11 @@ TEST_SUITE("emulated") {
             for (int C : kOthers) { check(kTypePairs[pair], few(C)); }
         }
     }
+    TEST_CASE("emulated layernorm: the same bits in any batch") {
+        for (const choices::Case& c : choices::cases()) {
+            if (c.bytes < 8 && c.N == 4096 && !c.lines && c.aligned_weights) { check_thresholds(c); }
+        }
+    }
 }
 
 // on devices that are unlike the first
@@ -133,6 +167,7 @@ TEST_SUITE("emulated") {
             for (int types : {0, 1, 3}) { check(kTypePairs[types], {17, C}); }
         }
     }
+    // of the only threshold of choose.h that is a number of rows
     TEST_CASE("emulated layernorm: few rows") {
         OnDevice device(1);  // where three of these are few, nine are not
         auto check = [](const TypePair& types, int C) {

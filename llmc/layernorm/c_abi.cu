@@ -170,7 +170,8 @@ void forward(const llmc_layernorm_forward_args& a) {
                                    .out_stride = a.out_stride,
                                    .inp_stride = a.inp_stride,
                                    .residual_stride = a.residual_stride,
-                                   .inp2_stride = a.inp2_stride},
+                                   .inp2_stride = a.inp2_stride,
+                                   .rms = a.rms != 0},
                                   (cudaStream_t)a.stream);
 }
 
@@ -192,7 +193,8 @@ void backward(const llmc_layernorm_backward_args& a) {
                                           .accumulate = a.accumulate != 0,
                                           .dinp_stride = a.dinp_stride,
                                           .dout_stride = a.dout_stride,
-                                          .inp_stride = a.inp_stride},
+                                          .inp_stride = a.inp_stride,
+                                          .rms = a.rms != 0},
                                          (cudaStream_t)a.stream);
 }
 
@@ -217,8 +219,10 @@ const char* llmc_layernorm_last_error(void) { return llmc::c_abi::last_error; }
 
 int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
     return guarded("llmc_layernorm_forward", [&] {
-        auto a = read_args(args, sizeof(llmc_layernorm_forward_args));  // of version 1
+        auto a = read_args(args, offsetof(llmc_layernorm_forward_args, rms));  // of version 1
         check_type("dtype", a.dtype);
+        check_flag("rms", a.rms);
+        if (a.reserved != 0) { throw Unsupported(fmt::format("reserved is {}, expected 0", a.reserved)); }
         int weight_dtype = beside(a.dtype, a.weight_dtype, a.dtype, "weight_dtype");
         check_shape(a.N, a.C,
                     {{"out_stride", a.out_stride},
@@ -297,7 +301,7 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
         }
         check_flag("accumulate_dinp", a.accumulate_dinp);
         check_flag("accumulate", a.accumulate);
-        if (a.reserved != 0) { throw Unsupported(fmt::format("reserved is {}, expected 0", a.reserved)); }
+        check_flag("rms", a.rms);
         check_shape(
             a.N, a.C,
             {{"dinp_stride", a.dinp_stride}, {"dout_stride", a.dout_stride}, {"inp_stride", a.inp_stride}});
@@ -309,7 +313,7 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
                         {"dout", a.dout, a.dtype, rows},
                         {"inp", a.inp, a.dtype, rows},
                         {"weight", a.weight, weight_dtype, false},
-                        {"mean", a.mean, statistics, rows},
+                        {"mean", a.mean, statistics, rows && a.rms == 0},
                         {"rstd", a.rstd, statistics, rows}});
         check_workspace(a);
         with_types(a.dtype, weight_dtype, [&]<typename T, typename W>() {

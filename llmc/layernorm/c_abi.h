@@ -24,8 +24,11 @@
 // - Any thread may call at any time. What a device can do is asked once for each device, and kept.
 // - A call returns a code; unless it is OK, llmc_layernorm_last_error() has the message. Arguments are
 //   checked before anything is queued.
-// - The same call gives the same bits. Pointers of another alignment may choose another kernel, whose last bits may
-//   differ. A row's result does not depend on the rows beside it.
+// - The same call gives the same bits. A row of out, mean, rstd, residual and dinp has the same bits in any batch: whatever N,
+//   whatever place the row has in it and whatever the rows beside it, if C, the types, rms, eps, which pointers are null and
+//   accumulate_dinp are the same, and all pointers and strides are aligned alike (each as far past a multiple of 16 bytes;
+//   N = 1 has strides, too), on GPUs of one model with one version of the library. Elsewhere another kernel may be chosen,
+//   whose last bits may differ. dweight and dbias are sums over the batch.
 // - float32 and 16 bits are computed in float32. A row whose squares of x - mean(x) have no sum there (3.4e38: a standard
 //   deviation from 1.8e19 / sqrt(C) on) gets rstd 0 and out = bias, one whose elements have none may get NaN. A row of
 //   equal elements gives bias, but NaN with eps = 0.
@@ -38,7 +41,7 @@ extern "C" {
 #endif
 
 // raised when a struct grows or a function is added; older callers keep working
-enum { LLMC_LAYERNORM_ABI_VERSION = 2 };
+enum { LLMC_LAYERNORM_ABI_VERSION = 3 };
 
 // that of the library which answers: it may be newer than this header
 int llmc_layernorm_abi_version(void);
@@ -85,7 +88,9 @@ typedef struct llmc_layernorm_forward_args {
     int64_t inp_stride;
     int64_t residual_stride;
     int64_t inp2_stride;
-    void* stream;  // a cudaStream_t; null is the default stream
+    void* stream;      // a cudaStream_t; null is the default stream
+    int32_t rms;       // since version 3: 0 or 1, RMSNorm: the mean is taken for 0, and mean gets 0
+    int32_t reserved;  // 0
 } llmc_layernorm_forward_args;
 
 int llmc_layernorm_forward(const llmc_layernorm_forward_args* args);
@@ -100,14 +105,14 @@ typedef struct llmc_layernorm_backward_args {
     int32_t grad_dtype;       // of dweight and dbias: likewise, but float32 if weight is; 0 = weight_dtype
     int32_t accumulate_dinp;  // 0 or 1
     int32_t accumulate;       // 0 or 1
-    int32_t reserved;         // 0
+    int32_t rms;              // 0 or 1, since version 3: of RMSNorm; mean is not read
     void* dinp;               // (N,C)
     void* dweight;            // (C)
     void* dbias;              // (C)
     const void* dout;         // (N,C)
     const void* inp;          // (N,C): what forward normalised, its inp or its residual
     const void* weight;       // (C), null = 1
-    const void* mean;         // (N) as forward wrote it
+    const void* mean;         // (N) as forward wrote it; null will do with rms
     const void* rstd;         // (N) likewise
     int64_t N;                // from 0: dweight and dbias become 0, or stay with accumulate
     int64_t C;                // from 1 to 2^31 - 1

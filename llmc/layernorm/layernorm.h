@@ -1,10 +1,15 @@
-// LayerNorm as the model, the C ABI and the shootouts call it: one struct a call, defaults for what is optional.
-// Formulas: reference.h. Ba et al. 2016, arXiv:1607.06450.
+// LayerNorm as the model, the C ABI and the shootouts call it: one struct a call, defaults for what is optional; and RMSNorm,
+// by the same kernels. Formulas: reference.h. Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467.
 //   T:     float, __nv_bfloat16, __half, double      elements of the rows; computed in acc_t<T>: float, or double
 //   W:     T or float                                weight and bias
 //   Grad:  T or float                                gradients of weight and bias
-// Any N from 0, any C from 1, any alignment of T. A row's result does not depend on the batch it sits in; sums over
-// rows run in a fixed order: the same call gives the same bits. Everything is queued on the stream, nothing waits;
+// Any N from 0, any C from 1, any alignment of T. The same call gives the same bits: sums over rows run in a fixed order.
+// A row has the same bits in any batch, in out, mean, rstd, residual and dinp: whatever N is, whatever place the row has and
+// whatever the rows beside it hold. So it is for calls of the same T, W, C, eps, rms and accumulate_dinp, with the same
+// pointers null, and with all pointers and strides aligned alike: each as far past a multiple of 16 bytes, also where N is 1.
+// (Rows of one call, which odd strides put at other alignments, have the same bits, too.) It is not so for dweight, dbias and
+// dinp_sums, which are sums over the batch, nor between GPUs of two models or between two versions of this code: another
+// kernel may be chosen there, whose last bits may differ. Everything is queued on the stream, nothing waits;
 // nothing is allocated. Any thread may call; a device that was reset (cudaDeviceReset()) must not be used again, as
 // kernels are prepared once.
 // What has no number in acc_t<T> (fp32: beyond 3.4e38): where the squares of x - mean(x) have no sum in a row (a standard
@@ -38,6 +43,7 @@ struct LayerNormForward {
     const T* inp2 = nullptr;  // (N,C), with residual
     // elements from one row to the next, 0 = C
     int64_t out_stride = 0, inp_stride = 0, residual_stride = 0, inp2_stride = 0;
+    bool rms = false;  // RMSNorm: mean(x) is taken for 0, in var(x), too, and 0 is what mean gets
 };
 
 template <typename T, typename W>
@@ -58,13 +64,14 @@ struct LayerNormBackward {
     const T* dout;         // (N,C)
     const T* inp;          // (N,C): what forward normalised
     const W* weight;       // (C), null = 1
-    const acc_t<T>* mean;  // (N) as saved by forward
+    const acc_t<T>* mean;  // (N) as saved by forward; not read with rms
     const acc_t<T>* rstd;
     int64_t N;
     int C;
     bool accumulate_dinp = false, accumulate = false;
     int64_t dinp_stride = 0, dout_stride = 0, inp_stride = 0;  // elements from row to row, 0 = C
     Grad* dinp_sums = nullptr;  // (C) like dweight, but of dinp: after its +=, rounded to T; not without dinp
+    bool rms = false;           // of RMSNorm: mean, which may be null, is taken for 0, and so is mean(g)
 };
 
 // bytes for any N, T, Grad and W at this C on this machine's GPUs

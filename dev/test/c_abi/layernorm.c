@@ -88,13 +88,17 @@ static void test_structs(void) {
     llmc_layernorm_forward_args a = forward_args;
     a.struct_size = 0;
     forward_refused(a, LLMC_LAYERNORM_INVALID, "struct_size is 0");
-    a.struct_size = sizeof a - 8;
+    a.struct_size = offsetof(llmc_layernorm_forward_args, rms) - 8;
     forward_refused(a, LLMC_LAYERNORM_INVALID, "struct_size is");
     a.struct_size = (size_t)-1;
     forward_refused(a, LLMC_LAYERNORM_INVALID, "struct_size is");
     llmc_layernorm_backward_args b = backward_args;
     b.struct_size = sizeof b - 1;
     backward_refused(b, LLMC_LAYERNORM_INVALID, "struct_size is");
+
+    // one of versions 1 and 2, which have no rms
+    a = forward_args, a.struct_size = offsetof(llmc_layernorm_forward_args, rms), a.rms = 7, a.N = 0;
+    expect(llmc_layernorm_forward(&a) == LLMC_LAYERNORM_OK, "an earlier struct");
 
     // a struct of the future: its new fields are an error only where they are set
     struct {
@@ -135,6 +139,8 @@ static void test_forward(void) {
     a = forward_args, a.inp = (char*)memory + 2, forward_refused(a, invalid, "expected a multiple of 4");
     a = forward_args, a.residual = memory, forward_refused(a, invalid, "inp2 is null");
     a = forward_args, a.inp2 = memory, forward_refused(a, invalid, "residual is null");
+    a = forward_args, a.rms = 2, forward_refused(a, invalid, "rms is 2");
+    a = forward_args, a.reserved = 1, forward_refused(a, unsupported, "reserved is 1");
     a = forward_args, a.N = 0, a.out = NULL, a.inp = NULL;
     expect(llmc_layernorm_forward(&a) == LLMC_LAYERNORM_OK, "forward of no rows");
     expect(llmc_layernorm_last_error()[0] == '\0', "no message after a call that went well");
@@ -152,7 +158,8 @@ static void test_backward(void) {
     backward_refused(a, unsupported, "grad_dtype is float16 with weight_dtype float32");
     a = backward_args, a.accumulate = 2, backward_refused(a, invalid, "accumulate is 2");
     a = backward_args, a.accumulate_dinp = -1, backward_refused(a, invalid, "accumulate_dinp is -1");
-    a = backward_args, a.reserved = 1, backward_refused(a, unsupported, "reserved is 1");
+    a = backward_args, a.rms = -1, backward_refused(a, invalid, "rms is -1");
+    a = backward_args, a.rms = 1, a.mean = a.rstd = NULL, backward_refused(a, invalid, "rstd is null");
     a = backward_args, a.N = INT64_MIN, backward_refused(a, invalid, "N is -9223372036854775808");
     a = backward_args, a.C = -5, backward_refused(a, invalid, "C is -5");
     a = backward_args, a.dout_stride = 1, backward_refused(a, invalid, "dout_stride is 1");
@@ -244,8 +251,8 @@ static float worst(const void* got, const float* expected, size_t rows, size_t c
 
 static float x[ROWS], x2[ROWS], sum[ROWS], y[ROWS], dy[ROWS], dx[ROWS], w[C], b[C], dw[C], db[C];
 
-// the inputs, and what must come out: dx, dw and db have 1 in them already
-static void fill(void) {
+// the inputs, and what must come out of LayerNorm, or of RMSNorm: dx, dw and db have 1 in them already
+static void fill(int rms) {
     for (int i = 0; i < ROWS; i++) {
         x[i] = (float)((i * 37) % 101) / 50;
         x2[i] = (float)((i * 53) % 89) / 70 - 1;
@@ -260,13 +267,13 @@ static void fill(void) {
     for (int i = 0; i < N; i++) {
         const float *row = sum + i * STRIDE, *d = dy + i * STRIDE;
         double mean = 0, variance = 0, c1 = 0, c2 = 0;
-        for (int c = 0; c < C; c++) { mean += (double)row[c] / C; }
+        for (int c = 0; c < C && !rms; c++) { mean += (double)row[c] / C; }
         for (int c = 0; c < C; c++) { variance += (row[c] - mean) * (row[c] - mean) / C; }
         double rstd = 1 / sqrt(variance + 1e-5);
         for (int c = 0; c < C; c++) {
             double xhat = (row[c] - mean) * rstd;
             y[i * STRIDE + c] = (float)(xhat * w[c] + b[c]);
-            c1 += w[c] * d[c] / C;
+            c1 += rms ? 0 : w[c] * d[c] / C;
             c2 += w[c] * d[c] * xhat / C;
             dw[c] += (float)(d[c] * xhat);
             db[c] += d[c];
@@ -288,7 +295,7 @@ static void test_without_gpu(void) {
            "a good call without a GPU is a device error");
     expect(strstr(llmc_layernorm_last_error(), "cuda") != NULL, "which names CUDA's error");
     printf("no GPU (%s): its numbers are skipped\n", llmc_layernorm_last_error());
-    skipped += 8;
+    skipped += 14;
 }
 
 // Rows of -1 and 1 with the scale 2 and weight 1: e4m3's -2 and 2, and the columns of the transpose are the rows.
@@ -324,24 +331,21 @@ static void test_fp8_numbers(void) {
     expect(right, "out and transposed in e4m3, amax");
 }
 
-static void test_numbers(void) {
-    if (!open_gpu()) {
-        test_without_gpu();
-        return;
-    }
+static void test_numbers_of(int rms) {
     static float ones[ROWS];
     for (int i = 0; i < ROWS; i++) { ones[i] = 1; }
-    fill();
+    fill(rms);
     llmc_layernorm_forward_args f = small_forward;
+    f.rms = rms;
     f.out = on_gpu(NULL, ROWS), f.residual = on_gpu(NULL, ROWS);
-    f.mean = on_gpu(NULL, N), f.rstd = on_gpu(NULL, N);
+    f.mean = rms ? NULL : on_gpu(NULL, N), f.rstd = on_gpu(NULL, N);
     f.inp = on_gpu(x, ROWS), f.inp2 = on_gpu(x2, ROWS), f.weight = on_gpu(w, C), f.bias = on_gpu(b, C);
     f.out_stride = f.inp_stride = f.residual_stride = f.inp2_stride = STRIDE;
     expect(llmc_layernorm_forward(&f) == LLMC_LAYERNORM_OK && synchronize() == 0, "forward on the GPU");
 
     llmc_layernorm_backward_args a = {
         .struct_size = sizeof a, .dtype = LLMC_LAYERNORM_FLOAT32, .N = N, .C = C};
-    a.accumulate = a.accumulate_dinp = 1;
+    a.accumulate = a.accumulate_dinp = 1, a.rms = rms;
     a.dinp = on_gpu(ones, ROWS), a.dweight = on_gpu(ones, C), a.dbias = on_gpu(ones, C);
     a.dout = on_gpu(dy, ROWS), a.inp = f.residual, a.weight = f.weight, a.mean = f.mean, a.rstd = f.rstd;
     a.dinp_stride = a.dout_stride = a.inp_stride = STRIDE;
@@ -356,8 +360,17 @@ static void test_numbers(void) {
     expect(worst(f.residual, sum, N, C, STRIDE) == 0 && worst(f.out, y, N, C, STRIDE) < 1e-5f,
            "out, residual");
     expect(worst(a.dinp, dx, N, C, STRIDE) < 1e-5f, "dinp += ");
-    test_fp8_numbers();
     expect(worst(a.dweight, dw, 1, C, C) < 1e-5f && worst(a.dbias, db, 1, C, C) < 1e-5f, "dweight, dbias +=");
+}
+
+static void test_numbers(void) {
+    if (!open_gpu()) {
+        test_without_gpu();
+        return;
+    }
+    test_numbers_of(0);
+    test_numbers_of(1);
+    test_fp8_numbers();
 }
 
 int main(void) {

@@ -23,10 +23,15 @@ struct Tensor {
     bool input;
 
     static Bytes image(const Values& values, const Format& f, int64_t rows, size_t row_bytes, size_t pitch) {
-        Bytes packed = values ? encode_all(*values, f) : Bytes();
-        if (values && pitch == row_bytes) { return packed; }
+        if (!values) { return Bytes(rows * pitch, std::byte{kPoison}); }
+        return apart(encode_all(*values, f), row_bytes, pitch);
+    }
+    // packed rows as they lie in memory
+    static Bytes apart(const Bytes& packed, size_t row_bytes, size_t pitch) {
+        if (pitch == row_bytes) { return packed; }
+        const size_t rows = packed.size() / row_bytes;
         Bytes all(rows * pitch, std::byte{kPoison});
-        for (int64_t row = 0; row < rows && values; row++) {
+        for (size_t row = 0; row < rows; row++) {
             std::memcpy(&all[row * pitch], &packed[row * row_bytes], row_bytes);
         }
         return all;
@@ -37,11 +42,11 @@ struct Tensor {
           pitch(row_bytes + pad * f.bytes),
           memory(image(values, f, rows, row_bytes, pitch), offset * f.bytes),
           input(input) {}
-    // rows that lie close in memory that somebody else has filled
-    Tensor(DeviceArray<std::byte>&& memory, size_t row_bytes, bool input)
-        : rows(memory.size() / (int64_t)row_bytes),
+    // rows in memory that somebody else has filled
+    Tensor(DeviceArray<std::byte>&& memory, size_t row_bytes, size_t pitch, bool input)
+        : rows(memory.size() / (int64_t)pitch),
           row_bytes(row_bytes),
-          pitch(row_bytes),
+          pitch(pitch),
           memory(std::move(memory)),
           input(input) {}
 
@@ -232,6 +237,90 @@ inline void check_batches(const Problem& p) {
     }
 }
 
+// ---- rows over and over: more of them than the host can make -------------------------------------
+
+// n bytes, so many past the alignment: the block's over and over; poison without a block
+inline DeviceArray<std::byte> repeated(const Bytes& block, int64_t n, int offset) {
+    DeviceArray<std::byte> x(n, offset);
+    int64_t have = std::min(n, (int64_t)block.size());
+    if (have == 0) { return x; }
+    check_cuda(cudaMemcpy(x.data(), block.data(), have, cudaMemcpyHostToDevice));
+    for (int64_t more; have < n; have += more) {  // whole blocks until the last time
+        more = std::min(have, n - have);
+        check_cuda(cudaMemcpy(x.data() + have, x.data(), more, cudaMemcpyDeviceToDevice));
+    }
+    return x;
+}
+
+// the problem's tensors with N rows instead of its own
+inline Tensors repeated(const Problem& p, int64_t N) {
+    Tensors tensors;
+    tensors.add_scratch(p);
+    int matrices = 0;  // as where there are no more than the problem's rows
+    auto add = [&](const auto& t, const Values& values, bool input) {
+        const Format& f = format_of(t.dtype);
+        auto [rows, cols] = extent_of(p, t);
+        const size_t row_bytes = cols * f.bytes;
+        const int pad = t.extent == Extent::kMatrix ? p.form.pad * ++matrices : 0;
+        const size_t pitch = row_bytes + pad * f.bytes;
+        Bytes block = values ? Tensor::image(values, f, rows, row_bytes, pitch) : Bytes();
+        const int64_t all = t.extent == Extent::kColumns ? rows : N;
+        tensors.all.try_emplace(t.name, repeated(block, all * (int64_t)pitch, p.form.offset * f.bytes),
+                                row_bytes, pitch, input);
+    };
+    for (const Input& t : p.in) { add(t, t.values, true); }
+    for (const Output& t : p.out) { add(t, t.initial, false); }
+    return tensors;
+}
+
+// all rows of x have the bits of the block's, packed, and what lies between them is poison; pieces of about 64 MB are looked
+// at together
+inline void expect_repeated(const std::string& name, const Tensor& x, const Bytes& packed) {
+    check_guards(name, x.memory);
+    const Bytes block = Tensor::apart(packed, x.row_bytes, x.pitch);
+    int64_t period = (int64_t)block.size(), n = x.memory.size();
+    int64_t piece = std::max<int64_t>(1, (64 << 20) / period) * period, wrong = -1;
+    for (int64_t begin = 0; begin < n && wrong < 0; begin += piece) {
+        Bytes some = x.memory.download(begin, std::min(piece, n - begin));
+        for (int64_t at = 0; at < (int64_t)some.size() && wrong < 0; at += period) {
+            int64_t count = std::min(period, (int64_t)some.size() - at);
+            if (std::memcmp(&some[at], block.data(), count) == 0) { continue; }
+            auto differs = std::mismatch(block.begin(), block.begin() + count, some.begin() + at);
+            wrong = begin + at + (differs.first - block.begin());
+        }
+    }
+    long long pitch = (long long)x.pitch;
+    CHECK_MESSAGE(wrong < 0, fmt::format("{}: row {} of {}, byte {}: not the bits of row {}", name,
+                                         wrong / pitch, n / pitch, wrong % pitch, wrong % period / pitch));
+}
+
+// The rows of a problem over and over, in batches of these numbers of rows: at each place a row has the bits that it has among
+// the problem's rows, and by itself.
+inline void check_batch_sizes(const Problem& p, const std::vector<int64_t>& sizes) {
+    const Results few = check_problem(p);
+    for (int64_t row = 0; row < p.N; row++) {
+        const Results alone = run(some_rows(p, row, 1));
+        for (size_t i = 0; i < alone.size(); i++) {
+            if (p.out[i].extent == Extent::kColumns) { continue; }  // a sum over the batch
+            const size_t bytes = alone[i].size();
+            const bool same = std::memcmp(alone[i].data(), &few[i][row * bytes], bytes) == 0;
+            CHECK_MESSAGE(same, fmt::format("{}: row {} of {} has other bits by itself",
+                                            name_of(p, p.out[i].name), row, p.N));
+        }
+    }
+    for (int64_t N : sizes) {
+        Problem many = p;
+        many.N = N;
+        Tensors tensors = repeated(p, N);
+        launch(tensors, many);
+        check_cuda(cudaDeviceSynchronize());
+        for (size_t i = 0; i < p.out.size(); i++) {
+            if (p.out[i].extent == Extent::kColumns) { continue; }
+            expect_repeated(name_of(many, p.out[i].name), tensors.all.at(p.out[i].name), few[i]);
+        }
+    }
+}
+
 // ---- what is tried -------------------------------------------------------------------------------
 
 using MakeProblem = Problem(Dtype, Shape, Inputs, const CallForm&);
@@ -256,9 +345,13 @@ struct TypePair {
     bool fp32_weight;
     const CallForm& plain() const { return fp32_weight ? kFp32Weight : kPlain; }
     const CallForm& added() const {
-        return fp32_weight ? kFp32WeightAdded : dtype == Dtype::kFp32 ? kAllAdded : kFp32Added;
+        return fp32_weight ? kFp32WeightAdded : format_of(dtype).bytes == 2 ? kFp32Added : kAllAdded;
     }
 };
+inline CallForm rms_of(CallForm form) {
+    form.rms = true;
+    return form;
+}
 constexpr TypePair kTypePairs[] = {{Dtype::kFp32, false},
                                    {Dtype::kBf16, false},
                                    {Dtype::kFp16, false},

@@ -2,6 +2,7 @@
 // without a pause; and of more than 2^31 elements those of a few.
 #include "dev/test/gpu/layer_test.h"
 #include "dev/test/gpu/layernorm_runs.h"
+#include "dev/test/gpu/layernorm_widths.h"
 #include "llmc/layernorm/layernorm.h"
 
 using namespace llmc;
@@ -15,6 +16,33 @@ void check_batches_of(TypePair types, Shape s) {
     for (auto* make : kOps) { check_batches(make(types.dtype, s, Inputs::kNormal, types.plain())); }
     check_batches(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, types.added()));
 }
+
+// Seven rows over and over, 1 to `most` of them: as many as `elements` have room for. Seven is prime to the rows of warps,
+// teams and blocks, so that each row comes to each of their places. LayerNorm and RMSNorm; forward alone and behind a
+// residual, backward with = and +=; rows side by side, and apart by whole vectors and by an element: not thorough, those of one
+// of the norms.
+void check_sizes(TypePair types, int C, int64_t most, int64_t elements, bool thorough) {
+    std::vector<int64_t> sizes;
+    for (int64_t N : {1, 2, 3, 16, 33, 66, 131, 132, 133, 265, 1000, 4099, 16'384, 65'536}) {
+        if (N <= most && (N < 3 || N * C <= elements)) { sizes.push_back(N); }
+    }
+    for (bool rms : {false, true}) {
+        for (int pad : {0, 8, 1}) {
+            if (pad > 0 && !thorough && rms == (C + pad) % 2) { continue; }
+            auto check = [&](MakeProblem* make, CallForm form) {
+                form.rms = rms;
+                form.pad = pad;
+                check_batch_sizes(make(types.dtype, {7, C}, Inputs::kNormal, form), sizes);
+            };
+            for (auto* make : kOps) { check(make, types.plain()); }
+            check(layernorm_backward_problem, types.added());
+        }
+    }
+}
+
+// each kernel and, of forward's many, some layouts
+constexpr int kBatchWidths[] = {1,    3,    8,    33,   64,   90,     127,    256,    257,    768,    769,
+                                1601, 2048, 4096, 4097, 8192, 12'288, 16'384, 20'001, 32'768, 140'001};
 
 // ---- repeats -------------------------------------------------------------------------------------
 
@@ -82,6 +110,15 @@ TEST_CASE("layernorm regimes: a row's result does not depend on its batch") {
                                     {35, 4097}, {9, 16384},   {5, 32768},   {300, 33},    {300, 90},
                                     {5, 20001}, {5, 140'001}, {60, 40'000}, {60, 90'000}, {35, 190'000}};
         for (Shape s : shapes) { check_batches_of(types, s); }
+    }
+}
+
+// What layernorm.h promises of batches.
+TEST_CASE("layernorm regimes: the same bits in any batch of up to 2^16 rows") {
+    for (int C : kBatchWidths) {
+        for (TypePair types : {kTypePairs[0], kTypePairs[1]}) {
+            check_sizes(types, C, 65'536, 1 << 19, false);
+        }
     }
 }
 
@@ -225,57 +262,11 @@ namespace {
 
 constexpr int64_t kBlockRows = 4099;
 
-// n bytes: the block's over and over; poison without a block
-DeviceArray<std::byte> repeated(const Bytes& block, int64_t n) {
-    DeviceArray<std::byte> x(n);
-    int64_t have = std::min(n, (int64_t)block.size());
-    if (have == 0) { return x; }
-    check_cuda(cudaMemcpy(x.data(), block.data(), have, cudaMemcpyHostToDevice));
-    for (int64_t more; have < n; have += more) {  // whole blocks until the last time
-        more = std::min(have, n - have);
-        check_cuda(cudaMemcpy(x.data() + have, x.data(), more, cudaMemcpyDeviceToDevice));
-    }
-    return x;
-}
-
-// the problem's tensors with N rows instead of its own
+// the problem's tensor with N rows instead of its own
 template <typename T>
 int64_t bytes_of_rows(const Problem& p, const T& t, int64_t N) {
     auto [rows, cols] = extent_of(p, t);
     return (t.extent == Extent::kColumns ? rows : N) * cols * format_of(t.dtype).bytes;
-}
-Tensors repeated(const Problem& p, int64_t N) {
-    Tensors tensors;
-    tensors.add_scratch(p);
-    auto add = [&](const auto& t, const Values& values, bool input) {
-        const Format& f = format_of(t.dtype);
-        Bytes block = values ? encode_all(*values, f) : Bytes();
-        tensors.all.try_emplace(t.name, repeated(block, bytes_of_rows(p, t, N)),
-                                extent_of(p, t).second * f.bytes, input);
-    };
-    for (const Input& t : p.in) { add(t, t.values, true); }
-    for (const Output& t : p.out) { add(t, t.initial, false); }
-    return tensors;
-}
-
-// all rows of x have the bytes of the block's; pieces of about 64 MB are looked at together
-void expect_repeated(const std::string& name, const Tensor& x, const Bytes& block) {
-    check_guards(name, x.memory);
-    int64_t period = (int64_t)block.size(), n = x.memory.size();
-    int64_t piece = std::max<int64_t>(1, (64 << 20) / period) * period, wrong = -1;
-    for (int64_t begin = 0; begin < n && wrong < 0; begin += piece) {
-        Bytes some = x.memory.download(begin, std::min(piece, n - begin));
-        for (int64_t at = 0; at < (int64_t)some.size() && wrong < 0; at += period) {
-            int64_t count = std::min(period, (int64_t)some.size() - at);
-            if (std::memcmp(&some[at], block.data(), count) == 0) { continue; }
-            auto differs = std::mismatch(block.begin(), block.begin() + count, some.begin() + at);
-            wrong = begin + at + (differs.first - block.begin());
-        }
-    }
-    long long row_bytes = (long long)x.row_bytes;
-    CHECK_MESSAGE(wrong < 0,
-                  fmt::format("{}: row {} of {}, byte {}: not the bits of row {}", name, wrong / row_bytes,
-                              n / row_bytes, wrong % row_bytes, wrong % period / row_bytes));
 }
 
 // The exact dweight or dbias of N rows, kInteger's mean being 0 and rstd 1: whole blocks, then more rows.
@@ -335,6 +326,17 @@ TEST_SUITE("thorough") {
                                         {267, 8192}, {267, 8191}, {133, 16384}, {133, 16385}, {35, 65537},
                                         {35, 65536}, {9, 262144}, {9, 262152}};
             for (Shape s : shapes) { check_batches_of(types, s); }
+        }
+    }
+
+    TEST_CASE("layernorm regimes: the same bits in any batch of up to 2^16 rows for each pair of types") {
+        for (int C : widths(false)) {
+            for (TypePair types : kTypePairs) { check_sizes(types, C, 1000, 1 << 18, false); }
+        }
+        for (int C : kBatchWidths) {
+            const int64_t elements = C <= 8192 ? (int64_t)C << 16 : 1 << 24;
+            for (TypePair types : kTypePairs) { check_sizes(types, C, 65'536, elements, true); }
+            check_sizes({Dtype::kFp64, false}, C, 65'536, 1 << 24, true);
         }
     }
 

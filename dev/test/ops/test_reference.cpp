@@ -120,23 +120,23 @@ struct NormOut {
 };
 template <typename Real>
 NormOut layernorm(const std::vector<Real>& inp, const Real* weight, const Real* bias, int N, int C,
-                  double eps) {
+                  double eps, bool rms = false) {
     std::vector<Real> out = poisoned<Real>(N * C), mean = poisoned<Real>(N), rstd = poisoned<Real>(N);
-    layernorm_forward_cpu(out.data(), mean.data(), rstd.data(), inp.data(), weight, bias, N, C, eps);
+    layernorm_forward_cpu(out.data(), mean.data(), rstd.data(), inp.data(), weight, bias, N, C, eps, rms);
     return {convert<double>(out), convert<double>(mean), convert<double>(rstd)};
 }
 
 // The same in long double, whose own errors are 2^11 times smaller. `u` is the roundoff of the stored type;
 // sums are made in double, eps = 2^-53: the mean errs by (C + 4) eps average|x|, which rstd and weight scale
 // on its way to out; the variance, a sum of C squares, errs by (C + 8) eps of itself, twice what rstd then
-// does, and by the square of the mean's error; storing costs u.
+// does, and by the square of the mean's error; storing costs u. RMSNorm's mean is 0, and has no error.
 void check_layernorm(const char* layer, const NormOut& found, const Vector& x, const Vector& w,
-                     const Vector& b, int N, int C, double eps, double u) {
+                     const Vector& b, int N, int C, double eps, double u, bool rms = false) {
     NormOut expected, bound;
     for (int64_t row = 0; row < N; row++) {
         const double* xr = x.data() + row * C;
         long double m = 0, var = 0, average = 0;
-        for (int c = 0; c < C; c++) {
+        for (int c = 0; c < C && !rms; c++) {
             m += (long double)xr[c] / C;
             average += std::fabs((long double)xr[c]) / C;
         }
@@ -173,6 +173,9 @@ TEST_CASE("layernorm_forward: every shape against long double") {
                         N, C, kLayernormEps, kDoubleRoundoff);
         check_layernorm("layernorm_forward, nulls,", layernorm<double>(x, nullptr, nullptr, N, C, 1e-3), x,
                         ones, zeros(C), N, C, 1e-3, kDoubleRoundoff);
+        check_layernorm("layernorm_forward, rms,",
+                        layernorm(x, w.data(), b.data(), N, C, kLayernormEps, true), x, w, b, N, C,
+                        kLayernormEps, kDoubleRoundoff, true);
         Vector out = poisoned<double>(N * C);
         layernorm_forward_cpu(out.data(), (double*)nullptr, (double*)nullptr, x.data(), w.data(), b.data(), N,
                               C, kLayernormEps);
@@ -236,26 +239,28 @@ namespace {
 
 struct Norm {
     int N, C;
+    bool rms;
     Vector inp, weight, bias, dout;
     NormOut y;
-    explicit Norm(Rows s)
+    explicit Norm(Rows s, bool rms = false)
         : N(s.N),
           C(s.C),
+          rms(rms),
           inp(random(N * C, 1)),
           weight(random(C, 2)),
           bias(random(C, 3)),
           dout(random(N * C, 4)),
           y(forward(weight.data(), bias.data())) {}
     NormOut forward(const double* w, const double* b) const {
-        return layernorm(inp, w, b, N, C, kLayernormEps);
+        return layernorm(inp, w, b, N, C, kLayernormEps, rms);
     }
     Loss loss(const double* w, const double* b) const { return Loss().add(forward(w, b).out, dout); }
     void backward(double* dinp, double* dweight, double* dbias, const double* w, bool accumulate) const {
-        layernorm_backward_cpu(dinp, dweight, dbias, dout.data(), inp.data(), w, y.mean.data(), y.rstd.data(),
-                               N, C, accumulate);
+        layernorm_backward_cpu(dinp, dweight, dbias, dout.data(), inp.data(), w,
+                               rms ? nullptr : y.mean.data(), y.rstd.data(), N, C, accumulate, rms);
     }
     std::string named(const char* tensor) const {
-        return fmt::format("layernorm_backward {} N={} C={}", tensor, N, C);
+        return fmt::format("layernorm_backward {} N={} C={}{}", tensor, N, C, rms ? " rms" : "");
     }
 };
 
@@ -264,9 +269,10 @@ struct Norm {
 TEST_CASE("layernorm_backward: central differences, written and accumulated") {
     for (const Rows& s : kRows) {
         const auto [N, C] = s;
-        Norm n(s);
-        auto loss = [&] { return n.loss(n.weight.data(), n.bias.data()); };
-        for (bool accumulate : {false, true}) {
+        for (int i = 0; i < 4; i++) {
+            const bool accumulate = i % 2;
+            Norm n(s, i >= 2);
+            auto loss = [&] { return n.loss(n.weight.data(), n.bias.data()); };
             auto start = [&](int64_t size, uint64_t seed) {
                 return accumulate ? random(size, seed) : zeros(size);
             };

@@ -221,7 +221,7 @@ struct Rows {
     __device__ void next_statistics(int turn) {
 #pragma unroll
         for (int i = 0; i <= L::lead; i++) { statistics[i] = statistics[i + 1]; }
-        if (turn < rows) { statistics[L::lead + 1] = {call.mean[row_of(turn)], call.rstd[row_of(turn)]}; }
+        if (turn < rows) { statistics[L::lead + 1] = {mean_of(call, row_of(turn)), call.rstd[row_of(turn)]}; }
     }
     // One turn: the first half of row turn + lead, if it exists; the second of row `turn`, a vector later.
     template <bool kFirst, bool kSecond>
@@ -253,6 +253,7 @@ struct Rows {
             }
             if (kSecond && i == 1) {
                 c = L::shares ? of_blocks(turn, pair) : of_block(turn);
+                if (call.rms) { c.x = 0; }
                 c = {-c.x * share.per_column * statistics[0].s, -c.y * share.per_column};
             }
             if (kSecond && i > 0) {

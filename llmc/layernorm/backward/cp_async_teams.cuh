@@ -201,7 +201,7 @@ struct Statistics {
     template <typename Call>
     __device__ Statistics(const Call& call, int64_t row) {
         if (row < call.N) {
-            m = call.mean[row];
+            m = mean_of(call, row);
             s = call.rstd[row];
         }
     }
@@ -232,6 +232,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         SharedRow<T> x = ring.row(call.C);
         float2 sums = read_row(mine, x, call.weight, lane, now.m, now.s);
         sums = exchange(shared, o, team, warp, parity, sums);
+        if (call.rms) { sums.x = 0; }
         // not before what was read has been used: the sums were made of it
         if constexpr (!kReread) { ring.fetch(call, row + o.stages * step, lane); }
         write_row(call.dinp + row * call.dinp_stride, mine, x, call.weight, lane, now.m, now.s, sums,

@@ -13,6 +13,8 @@
 
 namespace llmc::fallback_backward {
 
+using layernorm::mean_of;
+
 constexpr int kSumWarps = 8, kBlock = kSumWarps * kWarp;
 constexpr int kRowsAtOnce = 4;      // rows a warp has under way
 constexpr int kSumBlocks = 2048;    // of the first kernel: about
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll
         for (int r = 0; r < kRowsAtOnce; r++) {
             if (row + r >= end) { continue; }
-            m[r] = call.mean[row + r];
+            m[r] = mean_of(call, row + r);
             s[r] = call.rstd[row + r];
 #pragma unroll
             for (int i = 0; i < each; i++) {
@@ -181,14 +183,14 @@ __global__ void __launch_bounds__(kBlock)
     int chunks = ceil_div(call.C, chunk);
     int64_t row = rows.end - 1 - blockIdx.x / chunks, begin = (int64_t)(blockIdx.x % chunks) * chunk;
     int64_t end = min(begin + chunk, (int64_t)call.C);
-    Acc m = call.mean[row], s = call.rstd[row], c1 = 0, c2 = 0;
+    Acc m = mean_of(call, row), s = call.rstd[row], c1 = 0, c2 = 0;
 #pragma unroll 4
     for (int64_t t = threadIdx.x % kWarp; t < tiles; t += kWarp) {
         auto pair = load<2>(pairs + ((row - rows.begin) * tiles + t) * 2);
         c1 += pair.at[0];
         c2 += pair.at[1];
     }
-    c1 = warp_sum(c1) / call.C;
+    c1 = call.rms ? Acc(0) : warp_sum(c1) / call.C;
     c2 = warp_sum(c2) / call.C;
     for (int64_t from = begin + threadIdx.x * kV; from < end; from += at_once * step) {
         write_dinp<kV, at_once>(call, row, from, step, end, m, s, c1, c2);
@@ -204,7 +206,7 @@ __global__ void __launch_bounds__(kBlock) layernorm_backward_short_kernel(LayerN
     if (row >= call.N) { return; }
     const T* x = call.inp + row * call.inp_stride;
     const T* dout = call.dout + row * call.dout_stride;
-    Acc m = call.mean[row], s = call.rstd[row], c1 = 0, c2 = 0;
+    Acc m = mean_of(call, row), s = call.rstd[row], c1 = 0, c2 = 0;
 #pragma unroll 4
     for (unsigned c = lane * kV; c < (unsigned)C; c += kWarp * kV) {
         auto a = load<kV>(x + c), d = load<kV>(dout + c);
@@ -216,7 +218,7 @@ __global__ void __launch_bounds__(kBlock) layernorm_backward_short_kernel(LayerN
             c2 += wdy * xhat;
         }
     }
-    c1 = warp_sum(c1) / C;
+    c1 = call.rms ? Acc(0) : warp_sum(c1) / C;
     c2 = warp_sum(c2) / C;
     constexpr int at_once = kAtOnce<kV>;
     for (int64_t at = lane * kV; at < C; at += at_once * kWarp * kV) {

@@ -37,6 +37,7 @@ LayerNormBackwardRows<T, W> rows_of(const LayerNormBackward<T, Grad, W>& given) 
     for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {
         if (*stride == 0) { *stride = call.C; }
     }
+    if (call.rms) { call.mean = call.rstd; }  // something to read
     call.sum_dinp = given.dinp_sums != nullptr;
     call.columns = given.dweight != nullptr || given.dbias != nullptr;
     bool at_once = given.N == 1 && aligned(given.dweight, given.dbias, given.dinp_sums);

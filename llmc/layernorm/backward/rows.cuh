@@ -5,6 +5,13 @@
 
 namespace llmc::layernorm {
 
+// A row's mean; RMSNorm has none, and rstd for mean, so that there is no branch about a load.
+template <typename Call>
+__device__ auto mean_of(const Call& call, int64_t row) {
+    auto m = call.mean[row];
+    return call.rms ? 0 : m;
+}
+
 // of n columns of one row
 template <int n>
 struct RowTerms {

@@ -47,7 +47,7 @@ struct Pieces {
                 before[i] = llmc::load<L::n>(call.dinp + row * call.dinp_stride + columns.at(i));
             }
         }
-        m = call.mean[row];
+        m = mean_of(call, row);
         s = call.rstd[row];
     }
 };
@@ -67,7 +67,7 @@ using Sums = float[2][L::k][L::n];
 template <typename L, bool kAccumulate, typename T, typename W>
 __device__ Held<L, T> backward_row(const Pieces<L, T, kAccumulate>& row, const T* row_before,
                                    const Columns<L>& columns, const Held<L, W>& weight, Sums<L>& sums,
-                                   float per_column) {
+                                   float per_column, bool rms) {
     float xhat[L::k][L::n], wdy[L::k][L::n];
     float2 of_row{0, 0};
 #pragma unroll
@@ -85,7 +85,7 @@ __device__ Held<L, T> backward_row(const Pieces<L, T, kAccumulate>& row, const T
         }
     }
     of_row = group_sums<L::lanes>(of_row);
-    float c1 = of_row.x * per_column, c2 = of_row.y * per_column;
+    float c1 = rms ? 0 : of_row.x * per_column, c2 = of_row.y * per_column;
     Held<L, T> dinp;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(L::threads)
         for (int r = 0; r < L::under_way; r++) {
             int64_t at = row + r * rows;
             const T* row_before = Row::kLate && at < call.N ? call.dinp + at * call.dinp_stride : nullptr;
-            Held<L, T> dinp = backward_row(asked[r], row_before, columns, weight, sums, per_column);
+            Held<L, T> dinp = backward_row(asked[r], row_before, columns, weight, sums, per_column, call.rms);
             ask(asked[r], at + step);
 #pragma unroll
             for (int i = 0; i < L::k; i++) {

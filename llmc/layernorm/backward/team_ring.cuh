@@ -74,7 +74,7 @@ struct Statistics {
     __device__ void ask(int turn, float& m, float& s) const {
         int64_t row = first + (turn + lane) * step;
         bool inside = row < call.N;
-        m = inside ? call.mean[row] : 0.0f;
+        m = inside ? mean_of(call, row) : 0.0f;
         s = inside ? call.rstd[row] : 0.0f;
     }
     __device__ float2 of(int turn) {
@@ -350,6 +350,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
         mbarrier_wait(&team.full[stage_of(turn)], (unsigned)turn / L::stages % 2);
         float2 sums = read_row<L>(held, here, left, ms.x, ms.y);
         sums = exchange(team, turn, sums);
+        if (call.rms) { sums.x = 0; }
         if constexpr (!L::soon) { refill(L::reread ? turn - 1 : turn); }
         write_row<L>(dinp + first, held, here, left, sums.x * per_column, sums.y * per_column, ms.x, ms.y);
         if constexpr (L::soon) {

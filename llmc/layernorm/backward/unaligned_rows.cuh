@@ -230,14 +230,15 @@ struct Place {
 };
 
 // The statistics of a team's rows, 32 at a time, one a lane.
+template <typename Call>
 struct Statistics {
-    const float *mean, *rstd;
+    const Call& call;
     int64_t row, step;  // the lane's next row; rows to the one after
     int left;           // of the team's rows from there on
 
     __device__ float2 next() {
         float2 ms{0, 0};
-        if (left > 0) { ms = {mean[row], rstd[row]}; }
+        if (left > 0) { ms = {mean_of(call, row), call.rstd[row]}; }
         row += step;
         left -= kWarp;
         return ms;
@@ -403,7 +404,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
     if (!kSm90 || at.warp == 0) {
         for (Ring to = ring; to.phase == 0; to.advance()) { fetcher.fetch(to, at); }
     }
-    Statistics statistics{call.mean, call.rstd, row + at.lane * step, kWarp * step, rows - at.lane};
+    Statistics<LayerNormBackwardRows<T, T>> statistics{call, row + at.lane * step, kWarp * step,
+                                                       rows - at.lane};
     float2 asked = statistics.next();
     Held<k> held;
     load_weight(held, call.weight, wide, at);
@@ -428,7 +430,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
             } else {
                 sums = team_sum(shared.sums[number % 2], sums, at);
             }
-            float c1 = sums.x * per_column, c2 = sums.y * per_column;
+            float c1 = call.rms ? 0 : sums.x * per_column, c2 = sums.y * per_column;
             if constexpr (kAccumulate) {
                 write_row<true>(dinp, from[2], held, at, c1, c2, s);
                 if constexpr (kSm90) { fence_proxy_async(); }

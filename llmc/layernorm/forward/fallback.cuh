@@ -40,10 +40,10 @@ __device__ MomentsIn<Acc> moments_of_block(const MomentsIn<Acc>& mine, int C) {
 
 // ---- a row --------------------------------------------------------------------------------------------
 
-// The row's first element. Any would do as the shift; then a constant row's differences are exactly 0.
+// The row's first element. Any would do as the shift; then a constant row's differences are exactly 0. RMSNorm takes none off.
 template <typename T, typename W>
 __device__ acc_t<T> shift_of_row(const LayerNormForward<T, W>& call, int64_t row) {
-    return as_acc<acc_t<T>>(load<1>(call.inp + row * call.inp_stride), 0);
+    return call.rms ? acc_t<T>(0) : as_acc<acc_t<T>>(load<1>(call.inp + row * call.inp_stride), 0);
 }
 
 // Writes k accesses of a row, from column c, step apart, as they are normalised; x: the row. All is asked for
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kBlock) layernorm_forward_warp_kernel(LayerNor
         }
     };
     each([&](Acc d) { sum += d; });
-    Acc m = warp_sum(sum) / C;
+    Acc m = call.rms ? Acc(0) : warp_sum(sum) / C;
     each([&](Acc d) { squares += (d - m) * (d - m); });
     MomentsIn<Acc> of_row{shift, m, warp_sum(squares), (Acc)C};
     NormalIn<Acc> normal = normal_of(of_row, Acc(1) / C, (Acc)call.eps);
@@ -120,7 +120,7 @@ __device__ MomentsIn<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& ca
     };
     Acc sums[2] = {}, squares[2] = {};
     each([&](Acc d, int chain) { sums[chain] += d; });
-    Acc m = (sums[0] + sums[1]) / max((Acc)count, Acc(1));
+    Acc m = call.rms ? Acc(0) : (sums[0] + sums[1]) / max((Acc)count, Acc(1));
     each([&](Acc d, int chain) { squares[chain] += (d - m) * (d - m); });
     return {shift, m, squares[0] + squares[1], (Acc)count};
 }

@@ -153,8 +153,8 @@ constexpr bool kOneWarp = L::step / L::n == kWarp;  // has a row
 // Of a warp's part of a row, over the registers. Of a long row the first pass takes a quarter: its mean is at most
 // sqrt(3) standard deviations off, and costs two bits of the squares at most.
 template <typename L, typename T>
-__device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t zero,
-                                   const Unpacking& second) {
+__device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t zero, const Unpacking& second,
+                                   bool rms) {
     constexpr int sample = L::is_long ? (L::k + 3) / 4 : L::k;
     // by a zero that there is only after the loads: else the first pass would come before half of them, or the weight's
     constexpr int renewed = L::alone ? L::k : L::is_long ? sample : 0;
@@ -173,7 +173,7 @@ __device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t 
     float n = kOneWarp<L> ? part.C : part.columns(begin, kWarp * L::n);
     float per_n = kOneWarp<L> ? per_column : __fdividef(1.0f, fmaxf(n, 1));
     constexpr float per_sample = 1.0f / (sample * kWarp * L::n);
-    return moments_of<kWarp>(some, L::is_long ? per_sample : per_n, all, n, per_n);
+    return moments_of<kWarp>(some, L::is_long ? per_sample : per_n, all, n, per_n, rms);
 }
 
 // The row's, the same in every thread: a block's warps meet first, then the cluster's blocks; of a row alone
@@ -268,7 +268,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
     }
     // the barrier: all loads so far are asked for before it
     uint32_t zero = L::by_cluster ? __syncthreads_or(0) : 0;
-    Moments mine = moments_of_warp(part, per_column, zero, extra.second);
+    Moments mine = moments_of_warp(part, per_column, zero, extra.second, call.rms);
     if constexpr (!L::with_row) { ask_for_parameters(); }
     Normal normal = normal_of(moments_of_row(part, mine, per_column), per_column, (float)call.eps);
     if (L::by_cluster ? first == 0 : threadIdx.x % (L::warps * kWarp) == 0) {

@@ -43,19 +43,23 @@ __device__ inline Moments moments_about(float about, float2 sums, float n, float
 // Of the n elements that `lanes` neighbouring lanes have, by two passes. The first, over some of them, has a mean as
 // good as a sum of floats can be; the second, over all, corrects it by the mean of what is left: so a constant row's
 // mean is its number, exactly. some(add), all(add): add(x, chain) for these elements of a lane, in two chains of
-// additions, half as long. per_some, per_n: 1 / how many they are in all lanes.
+// additions, half as long. per_some, per_n: 1 / how many they are in all lanes. rms: both means are taken for 0.
 template <int lanes, typename Some, typename All>
-__device__ Moments moments_of(const Some& some, float per_some, const All& all, float n, float per_n) {
+__device__ Moments moments_of(const Some& some, float per_some, const All& all, float n, float per_n,
+                              bool rms) {
     float sums[2] = {}, rests = 0, squares[2] = {};
     some([&](float x, int chain) { sums[chain] += x; });
     // rounded before it is taken off, as whoever merges has it: no fused multiply and add
     float about = __fmul_rn(group_sum<lanes>(sums[0] + sums[1]), per_some);
+    if (rms) { about = 0; }
     all([&](float x, int chain) {
         float d = x - about;
         rests += d;
         squares[chain] = fmaf(d, d, squares[chain]);
     });
-    return moments_about(about, group_sums<lanes>({rests, squares[0] + squares[1]}), n, per_n);
+    float2 of_all = group_sums<lanes>({rests, squares[0] + squares[1]});
+    if (rms) { of_all.x = 0; }
+    return moments_about(about, of_all, n, per_n);
 }
 
 // of a block's warps

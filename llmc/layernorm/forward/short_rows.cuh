@@ -56,7 +56,7 @@ struct Part {
 };
 
 template <typename L, typename T>
-__device__ Moments moments_of_row(const Part<L, T>& part, float per_column) {
+__device__ Moments moments_of_row(const Part<L, T>& part, float per_column, bool rms) {
     auto some = [&](auto add) {  // beyond the row x is 0
         unrolled<L::k>([&](int i) { part.each(i, add); });
     };
@@ -65,7 +65,7 @@ __device__ Moments moments_of_row(const Part<L, T>& part, float per_column) {
             if (part.inside(i)) { part.each(i, add); }
         });
     };
-    return moments_of<L::lanes>(some, per_column, all, part.C, per_column);
+    return moments_of<L::lanes>(some, per_column, all, part.C, per_column, rms);
 }
 
 template <typename T, int n>
@@ -89,7 +89,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
         unrolled<L::k>([&](int i) { part.x[i] = sum_of(part.x[i], part2.x[i]); });
         part.store_row(call.residual + row * call.residual_stride);
     }
-    Normal normal = normal_of(moments_of_row(part, per_column), per_column, (float)call.eps);
+    Normal normal = normal_of(moments_of_row(part, per_column, call.rms), per_column, (float)call.eps);
     if (threadIdx.x % L::lanes == 0) { write_statistics(call, row, normal); }
     unrolled<L::k>([&](int i) { part.x[i] = normalised(part.x[i], weight.x[i], bias.x[i], normal); });
     part.store_row(call.out + row * call.out_stride);
@@ -97,8 +97,12 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
 
 // A group of lanes that would have a row beyond the last does its warp's first again: all lanes have loaded before one
 // stores (the sums' shuffles wait for that), and its stores are the same.
+// of a multiprocessor, at least: behind a residual the compiler would take registers that cost a sixth of them
 template <typename L, bool kResidual, typename T, typename W>
-__global__ void __launch_bounds__(L::threads)
+constexpr int kBlocks = kResidual && std::is_same_v<T, W> ? 768 / L::threads : 0;
+
+template <typename L, bool kResidual, typename T, typename W>
+__global__ void __launch_bounds__(L::threads, (kBlocks<L, kResidual, T, W>))
     layernorm_forward_kernel(LayerNormForward<T, W> call, float per_column) {
     prefetch_parameters(call);
     if constexpr (kSm90) { dependency_wait(); }

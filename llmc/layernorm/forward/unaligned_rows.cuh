@@ -233,10 +233,10 @@ struct Part {
 // of a group's part of a row
 template <typename L, typename T>
 __device__ Moments moments_of_part(const Part<L, T>& part, const Share<L, Vec<T>::size>& at, int C,
-                                   float per_column) {
+                                   float per_column, bool rms) {
     float columns = at.columns, per_n = L::warps == 1 ? per_column : __fdividef(1.0f, columns);
     auto all = [&](auto add) { part.each(at, C, add); };
-    return moments_of<L::lanes>(all, per_n, all, columns, per_n);
+    return moments_of<L::lanes>(all, per_n, all, columns, per_n, rms);
 }
 
 // of a group's row, the same in all of its threads
@@ -321,7 +321,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     }
     if constexpr (kSm90) { dependency_launch(); }
     part.stretch.place(inp.shift, at.count);
-    Moments mine = moments_of_part(part, at, call.C, deal.per_column);
+    Moments mine = moments_of_part(part, at, call.C, deal.per_column, call.rms);
     Moments of_row = moments_of_row<L, n>(mine, deal, call.C);
     Normal normal = normal_of(of_row, deal.per_column, (float)call.eps);
     if (threadIdx.x % (L::warps * L::lanes) == 0 && first_warp<L>() == 0) {

@@ -61,10 +61,10 @@ void encoder_backward_cpu(Real* dwte, Real* dwpe, const Real* dout, const int32_
 
 // out, inp (N,C); mean, rstd (N) or null if not wanted; weight, bias (C), null = 1 and 0.
 // The variance is the biased one, in two passes; rstd = 1 / sqrt(var + eps). Ba et al. 2016,
-// arXiv:1607.06450.
+// arXiv:1607.06450. rms: of RMSNorm, which takes the mean for 0; Zhang and Sennrich 2019, arXiv:1910.07467.
 template <typename Real>
 void layernorm_forward_cpu(Real* out, Real* mean, Real* rstd, const Real* inp, const Real* weight,
-                           const Real* bias, int64_t N, int C, double eps) {
+                           const Real* bias, int64_t N, int C, double eps, bool rms = false) {
 #pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         const Real* x = inp + row * C;
@@ -72,7 +72,7 @@ void layernorm_forward_cpu(Real* out, Real* mean, Real* rstd, const Real* inp, c
         double sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
         for (int c = 0; c < C; c++) { sum += x[c]; }
-        double m = sum / C;
+        double m = rms ? 0 : sum / C;
 #pragma omp simd reduction(+ : squares)
         for (int c = 0; c < C; c++) { squares += (x[c] - m) * (x[c] - m); }
         double s = 1 / std::sqrt(squares / C + eps);
@@ -93,17 +93,18 @@ void layernorm_forward_cpu(Real* out, Real* mean, Real* rstd, const Real* inp, c
 //   so dx_i = rstd (g_i - c1 - xhat_i c2) with c1 = mean over c of g and c2 = mean over c of g xhat.
 // dinp, dout, inp (N,C); mean, rstd (N) as saved; dweight, dbias, weight (C) or null. dinp may be null.
 // accumulate: dinp, dweight and dbias are added to (+=) instead of written (=).
+// rms: the mean is 0 whatever x, so mean is not read, and there is no c1.
 template <typename Real>
 void layernorm_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* dout, const Real* inp,
                             const Real* weight, const Real* mean, const Real* rstd, int64_t N, int C,
-                            bool accumulate) {
+                            bool accumulate, bool rms = false) {
 #pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         if (dinp == nullptr) { continue; }
         const Real* x = inp + row * C;
         const Real* dy = dout + row * C;
         Real* dx = dinp + row * C;
-        double m = mean[row], s = rstd[row];
+        double m = rms ? 0 : mean[row], s = rstd[row];
         double c1 = 0, c2 = 0;
 #pragma omp simd reduction(+ : c1, c2)
         for (int c = 0; c < C; c++) {
@@ -111,7 +112,7 @@ void layernorm_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* 
             c1 += g;
             c2 += g * ((x[c] - m) * s);
         }
-        c1 /= C;
+        c1 = rms ? 0 : c1 / C;
         c2 /= C;
         for (int c = 0; c < C; c++) {
             double g = weight != nullptr ? (double)weight[c] * dy[c] : (double)dy[c];
@@ -127,7 +128,7 @@ void layernorm_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* 
         for (int64_t row = 0; row < N; row++) {
             const Real* x = inp + row * C + begin;
             const Real* dy = dout + row * C + begin;
-            double m = mean[row], s = rstd[row];
+            double m = rms ? 0 : mean[row], s = rstd[row];
 #pragma omp simd
             for (int c = 0; c < n; c++) {
                 dw[c] += dy[c] * ((x[c] - m) * s);
