@@ -1,13 +1,18 @@
-// The derivatives of layer_norm and residual_layer_norm, in C++: nothing of a backward pass is Python.
+// The derivatives of layer_norm, rms_norm and those behind a residual, in C++: nothing of a backward pass is Python.
 #include <algorithm>
 #include <mutex>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/mean.h>
 #include <ATen/ops/native_layer_norm_backward.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sum.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -42,10 +47,12 @@ struct LayerNormBackward final : public Node {
     SavedVariable x, weight;  // x: what was normalised
     Tensor statistics;
     int64_t dims = 0;
+    Norm norm{};
     at::ScalarType grad_type = at::kFloat;  // of weight and bias
     bool residual = false, has_weight = false, has_bias = false, released = false;
 
     std::string name() const override {
+        if (norm.rms) { return residual ? "PlumbResidualRmsNormBackward" : "PlumbRmsNormBackward"; }
         return residual ? "PlumbResidualLayerNormBackward" : "PlumbLayerNormBackward";
     }
 
@@ -88,13 +95,13 @@ private:
         bool plain = !at::isTensorSubclassLike(dout) && !dout._is_zerotensor() && !dout.is_neg() &&
                      (!w || (!w->_is_zerotensor() && !w->is_neg()));
         if (dsum.defined() && wanted[0] && may_overwrite(dsum) && plain) {
-            Gradients made =
-                run_backward(dout, rows, statistics, dims, given(w), grad_type, wanted, std::move(dsum));
+            Gradients made = run_backward(dout, rows, statistics, dims, given(w), grad_type, wanted,
+                                          std::move(dsum), norm.rms);
             return {std::move(made.dx), std::move(made.dweight), std::move(made.dbias)};
         }
         MaybeTensor added = dsum.defined() ? MaybeTensor(std::move(dsum)) : std::nullopt;
         auto [dx, dweight, dbias] =
-            operators::backward().call(dout, rows, statistics, dims, w, added, grad_type, wanted);
+            operators::backward().call(dout, rows, statistics, dims, w, added, grad_type, wanted, norm.rms);
         return {std::move(dx), std::move(dweight), std::move(dbias)};
     }
 
@@ -109,15 +116,30 @@ private:
         MaybeTensor factor, bias;  // of bias only shape and type are asked for
         if (has_weight) { factor = w->to(type); }
         if (has_bias) { bias = at::empty_symint(normalized_shape, statistics.options()); }
-        auto [dx, dweight, dbias] = at::native_layer_norm_backward_symint(
-            dout.to(type), rows.to(type), normalized_shape, statistics.select(0, 0).view_symint(each_row),
-            statistics.select(0, 1).view_symint(each_row), factor, bias,
-            {wanted[0], wanted[1] && has_weight, wanted[2] && has_bias});
+        auto [dx, dweight, dbias] =
+            norm.rms ? of_rms_norm(dout.to(type), rows.to(type), factor, wanted[1] && has_weight)
+                     : at::native_layer_norm_backward_symint(
+                           dout.to(type), rows.to(type), normalized_shape,
+                           statistics.select(0, 0).view_symint(each_row),
+                           statistics.select(0, 1).view_symint(each_row), factor, bias,
+                           {wanted[0], wanted[1] && has_weight, wanted[2] && has_bias});
         if (dx.defined()) { dx = dx.to(rows.scalar_type()); }
         if (dx.defined() && dsum.defined()) { dx = at::add(dx, dsum); }
         if (dweight.defined()) { dweight = dweight.to(grad_type); }
         if (dbias.defined()) { dbias = dbias.to(grad_type); }
         return {dx, dweight, dbias};
+    }
+
+    // dx, dweight: from x alone, as 1 / deviation has a derivative, too
+    std::tuple<Tensor, Tensor, Tensor> of_rms_norm(const Tensor& dout, const Tensor& rows,
+                                                   const MaybeTensor& w, bool wants_weight) const {
+        std::vector<int64_t> of_row, before;  // dimensions
+        for (int64_t i = 0; i < rows.dim(); i++) { (i < rows.dim() - dims ? before : of_row).push_back(i); }
+        auto mean = [&](const Tensor& t) { return at::mean(t, of_row, /*keepdim=*/true); };
+        Tensor rstd = at::rsqrt(mean(rows * rows) + norm.eps), xhat = rows * rstd;
+        Tensor g = w ? dout * *w : dout, dx = rstd * (g - xhat * mean(g * xhat)), dweight;
+        if (wants_weight) { dweight = before.empty() ? dout * xhat : at::sum(dout * xhat, before); }
+        return {dx, dweight, Tensor()};
     }
 };
 
@@ -142,8 +164,8 @@ auto make_node() {
 }
 
 // without x, which is saved once it is known to be an output or an input
-auto new_node(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,
-              const Tensor* bias) {
+auto new_node(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight, const Tensor* bias,
+              const Norm& norm) {
     auto node = make_node<LayerNormBackward>();
     torch::autograd::edge_list edges;
     edges.reserve(4);
@@ -157,6 +179,7 @@ auto new_node(const Tensor& x, const Tensor* residual, int64_t dims, const Tenso
     node->set_next_edges(std::move(edges));
     node->residual = residual != nullptr;
     node->dims = dims;
+    node->norm = norm;
     const Tensor* parameter = weight != nullptr ? weight : bias != nullptr ? bias : &x;
     node->grad_type = parameter->scalar_type();
     node->has_weight = weight != nullptr;
@@ -165,53 +188,92 @@ auto new_node(const Tensor& x, const Tensor* residual, int64_t dims, const Tenso
     return node;
 }
 
-Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
-                  double eps) {
+// pytorch(): PyTorch's own operator; unrecorded(): this package's, where nothing learns
+template <typename PyTorch, typename Unrecorded>
+Tensor norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
+            const Norm& norm, const PyTorch& pytorch, const Unrecorded& unrecorded) {
     const Tensor *w = given(weight), *b = given(bias);
-    if (!takes(x, normalized_shape, w, b) || transformed({&x, w, b})) {
-        return at::layer_norm_symint(x, normalized_shape, weight, bias, eps);
-    }
+    if (!takes(x, normalized_shape, w, b) || transformed({&x, w, b})) { return pytorch(); }
     bool learns = at::GradMode::is_enabled() && (requires_grad(&x) || requires_grad(w) || requires_grad(b));
     if (!learns) {
         at::AutoDispatchBelowADInplaceOrView below_autograd;
-        return operators::layer_norm().call(x, normalized_shape, weight, bias, eps);
+        return unrecorded();
     }
-    auto node = new_node(x, nullptr, (int64_t)normalized_shape.size(), w, b);
+    auto node = new_node(x, nullptr, (int64_t)normalized_shape.size(), w, b, norm);
     node->x = SavedVariable(x, /*is_output=*/false);
     Tensor out;
     {
         at::AutoDispatchBelowADInplaceOrView below_autograd;
-        std::tie(out, node->statistics) = operators::forward().call(x, node->dims, weight, bias, eps);
+        std::tie(out, node->statistics) =
+            operators::forward().call(x, node->dims, weight, bias, norm.eps, norm.rms);
     }
     torch::autograd::set_history(out, node);
     return out;
 }
 
-std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
-                                               Shape normalized_shape, MaybeTensorRef weight,
-                                               MaybeTensorRef bias, double eps) {
+// behind(sum): the norm by its own operator, where PyTorch has added x and residual
+template <typename Behind, typename Unrecorded>
+std::tuple<Tensor, Tensor> residual_norm(const Tensor& x, const Tensor& residual, Shape normalized_shape,
+                                         MaybeTensorRef weight, MaybeTensorRef bias, const Norm& norm,
+                                         const Behind& behind, const Unrecorded& unrecorded) {
     const Tensor *w = given(weight), *b = given(bias);
     if (!takes_residual(x, residual) || !takes(x, normalized_shape, w, b) ||
         transformed({&x, &residual, w, b})) {
         Tensor sum = at::add(x, residual);
-        return {operators::layer_norm().call(sum, normalized_shape, weight, bias, eps), sum};
+        return {behind(sum), sum};
     }
     bool learns = at::GradMode::is_enabled() &&
                   (requires_grad(&x) || requires_grad(&residual) || requires_grad(w) || requires_grad(b));
     if (!learns) {
         at::AutoDispatchBelowADInplaceOrView below_autograd;
-        return operators::residual_layer_norm().call(x, residual, normalized_shape, weight, bias, eps);
+        return unrecorded();
     }
-    auto node = new_node(x, &residual, (int64_t)normalized_shape.size(), w, b);
+    auto node = new_node(x, &residual, (int64_t)normalized_shape.size(), w, b, norm);
     Tensor out, sum;
     {
         at::AutoDispatchBelowADInplaceOrView below_autograd;
         std::tie(out, sum, node->statistics) =
-            operators::residual_forward().call(x, residual, node->dims, weight, bias, eps);
+            operators::residual_forward().call(x, residual, node->dims, weight, bias, norm.eps, norm.rms);
     }
     torch::autograd::set_history(variable_list{out, sum}, node);
     node->x = SavedVariable(sum, /*is_output=*/true);
     return {out, sum};
+}
+
+Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
+                  double eps) {
+    return norm(
+        x, normalized_shape, weight, bias, {eps},
+        [&] { return at::layer_norm_symint(x, normalized_shape, weight, bias, eps); },
+        [&] { return operators::layer_norm().call(x, normalized_shape, weight, bias, eps); });
+}
+
+Tensor rms_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, double eps) {
+    return norm(
+        x, normalized_shape, weight, std::nullopt, {eps, true},
+        [&] { return at::rms_norm_symint(x, normalized_shape, weight, eps); },
+        [&] { return operators::rms_norm().call(x, normalized_shape, weight, eps); });
+}
+
+std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
+                                               Shape normalized_shape, MaybeTensorRef weight,
+                                               MaybeTensorRef bias, double eps) {
+    return residual_norm(
+        x, residual, normalized_shape, weight, bias, {eps},
+        [&](const Tensor& sum) {
+            return operators::layer_norm().call(sum, normalized_shape, weight, bias, eps);
+        },
+        [&] {
+            return operators::residual_layer_norm().call(x, residual, normalized_shape, weight, bias, eps);
+        });
+}
+
+std::tuple<Tensor, Tensor> residual_rms_norm(const Tensor& x, const Tensor& residual, Shape normalized_shape,
+                                             MaybeTensorRef weight, double eps) {
+    return residual_norm(
+        x, residual, normalized_shape, weight, std::nullopt, {eps, true},
+        [&](const Tensor& sum) { return operators::rms_norm().call(sum, normalized_shape, weight, eps); },
+        [&] { return operators::residual_rms_norm().call(x, residual, normalized_shape, weight, eps); });
 }
 
 }  // namespace
@@ -219,6 +281,8 @@ std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& re
 TORCH_LIBRARY_IMPL(plumb_layernorm, Autograd, m) {
     m.impl("layer_norm", &layer_norm);
     m.impl("residual_layer_norm", &residual_layer_norm);
+    m.impl("rms_norm", &rms_norm);
+    m.impl("residual_rms_norm", &residual_rms_norm);
 }
 
 }  // namespace plumb

@@ -131,7 +131,7 @@ bool takes_residual(const Tensor& x, const Tensor& residual) {
 }
 
 Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,
-                    const Tensor* bias, double eps, bool want_statistics) {
+                    const Tensor* bias, const Norm& norm, bool want_statistics) {
     Sizes s(x, dims);
     Place place(x);
     Forward made;
@@ -156,7 +156,8 @@ Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const
     a.bias = b.at;
     a.N = s.N;
     a.C = s.C;
-    a.eps = eps;
+    a.eps = norm.eps;
+    a.rms = norm.rms;
     a.stream = place.stream();
     if (residual == nullptr) {
         check(llmc_layernorm_forward(&a));
@@ -171,8 +172,8 @@ Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const
 }
 
 Gradients run_backward(const Tensor& dout, const Tensor& x, const Tensor& statistics, int64_t dims,
-                       const Tensor* weight, at::ScalarType grad_type, std::array<bool, 3> wanted,
-                       Tensor dx) {
+                       const Tensor* weight, at::ScalarType grad_type, std::array<bool, 3> wanted, Tensor dx,
+                       bool rms) {
     Sizes s(x, dims);
     Place place(x);
     Gradients made;
@@ -189,6 +190,7 @@ Gradients run_backward(const Tensor& dout, const Tensor& x, const Tensor& statis
     a.weight_dtype = weight != nullptr ? type_code(weight->scalar_type()) : 0;
     a.grad_dtype = type_code(grad_type);
     a.accumulate_dinp = accumulate_dx;
+    a.rms = rms;
     a.dinp = wanted[0] ? made.dx.mutable_data_ptr() : nullptr;
     a.dweight = wanted[1] ? made.dweight.mutable_data_ptr() : nullptr;
     a.dbias = wanted[2] ? made.dbias.mutable_data_ptr() : nullptr;

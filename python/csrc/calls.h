@@ -31,11 +31,17 @@ struct Forward {
     Tensor statistics;  // (2,N): mean and rstd of each row; undefined if not wanted
 };
 
-// LayerNorm over the last `dims` dimensions of x, or of x + residual. For what takes() takes; residual, if
+// A norm as the library has it.
+struct Norm {
+    double eps;
+    bool rms = false;  // RMSNorm: no mean is taken off
+};
+
+// LayerNorm or RMSNorm over the last `dims` dimensions of x, or of x + residual. For what takes() takes; residual, if
 // given, has x's shape, type and device. Queued on the current stream of x's device. Rows that cannot be read
 // in place (the last dims dimensions not side by side, or rows not at one distance) are copied first.
 Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,
-                    const Tensor* bias, double eps, bool want_statistics);
+                    const Tensor* bias, const Norm& norm, bool want_statistics);
 
 struct Gradients {
     Tensor dx, dweight, dbias;  // undefined if not wanted
@@ -43,8 +49,9 @@ struct Gradients {
 
 // The gradients of run_forward's out by what was normalised (x: its x or its sum), weight and bias, those
 // that `wanted` says in this order. dweight and dbias are of grad_type. dx, if defined, is contiguous and
-// added to (+=), else it is made. dout has x's shape, type and device.
+// added to (+=), else it is made. dout has x's shape, type and device. rms: as in run_forward's norm.
 Gradients run_backward(const Tensor& dout, const Tensor& x, const Tensor& statistics, int64_t dims,
-                       const Tensor* weight, at::ScalarType grad_type, std::array<bool, 3> wanted, Tensor dx);
+                       const Tensor* weight, at::ScalarType grad_type, std::array<bool, 3> wanted, Tensor dx,
+                       bool rms);
 
 }  // namespace plumb

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/rms_norm.h>
 #include <torch/library.h>
 
 #include "device.h"  // of python/csrc/cuda or python/test/host
@@ -38,46 +39,74 @@ Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight
     if (!takes(x, normalized_shape, w, b)) {
         return at::layer_norm_symint(x, normalized_shape, weight, bias, eps);
     }
-    return run_forward(x, nullptr, (int64_t)normalized_shape.size(), w, b, eps, /*want_statistics=*/false)
+    return run_forward(x, nullptr, (int64_t)normalized_shape.size(), w, b, {eps}, /*want_statistics=*/false)
         .out;
+}
+
+Tensor rms_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, double eps) {
+    const Tensor* w = given(weight);
+    if (!takes(x, normalized_shape, w, nullptr)) {
+        return at::rms_norm_symint(x, normalized_shape, weight, eps);
+    }
+    return run_forward(x, nullptr, (int64_t)normalized_shape.size(), w, nullptr, {eps, true},
+                       /*want_statistics=*/false)
+        .out;
+}
+
+// behind(sum): the norm by its own operator, where another one has added x and residual
+template <typename Behind>
+std::tuple<Tensor, Tensor> residual_norm(const Tensor& x, const Tensor& residual, Shape normalized_shape,
+                                         const Tensor* w, const Tensor* b, const Norm& norm,
+                                         const Behind& behind) {
+    if (!takes_residual(x, residual) || !takes(x, normalized_shape, w, b)) {
+        Tensor sum = at::add(x, residual);
+        return {behind(sum), sum};
+    }
+    Forward made =
+        run_forward(x, &residual, (int64_t)normalized_shape.size(), w, b, norm, /*want_statistics=*/false);
+    return {std::move(made.out), std::move(made.sum)};
 }
 
 std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
                                                Shape normalized_shape, MaybeTensorRef weight,
                                                MaybeTensorRef bias, double eps) {
-    const Tensor *w = given(weight), *b = given(bias);
-    if (!takes_residual(x, residual) || !takes(x, normalized_shape, w, b)) {
-        Tensor sum = at::add(x, residual);
-        return {operators::layer_norm().call(sum, normalized_shape, weight, bias, eps), sum};
-    }
-    Forward made =
-        run_forward(x, &residual, (int64_t)normalized_shape.size(), w, b, eps, /*want_statistics=*/false);
-    return {std::move(made.out), std::move(made.sum)};
+    return residual_norm(x, residual, normalized_shape, given(weight), given(bias), {eps},
+                         [&](const Tensor& sum) {
+                             return operators::layer_norm().call(sum, normalized_shape, weight, bias, eps);
+                         });
+}
+
+std::tuple<Tensor, Tensor> residual_rms_norm(const Tensor& x, const Tensor& residual, Shape normalized_shape,
+                                             MaybeTensorRef weight, double eps) {
+    return residual_norm(
+        x, residual, normalized_shape, given(weight), nullptr, {eps, true},
+        [&](const Tensor& sum) { return operators::rms_norm().call(sum, normalized_shape, weight, eps); });
 }
 
 // ---- the kernels ------------------------------------------------------------------------------------------
 std::tuple<Tensor, Tensor> forward(const Tensor& x, int64_t dims, MaybeTensorRef weight, MaybeTensorRef bias,
-                                   double eps) {
+                                   double eps, bool rms) {
     const Tensor *w = given(weight), *b = given(bias);
     require_taken(x, dims, w, b);
-    Forward made = run_forward(x, nullptr, dims, w, b, eps, /*want_statistics=*/true);
+    Forward made = run_forward(x, nullptr, dims, w, b, {eps, rms}, /*want_statistics=*/true);
     return {std::move(made.out), std::move(made.statistics)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> residual_forward(const Tensor& x, const Tensor& residual, int64_t dims,
-                                                    MaybeTensorRef weight, MaybeTensorRef bias, double eps) {
+                                                    MaybeTensorRef weight, MaybeTensorRef bias, double eps,
+                                                    bool rms) {
     const Tensor *w = given(weight), *b = given(bias);
     require_taken(x, dims, w, b);
     TORCH_CHECK_VALUE(takes_residual(x, residual), "plumb_layernorm: residual is ", residual.sizes(), " of ",
                       residual.scalar_type(), " on ", residual.device(), ", expected it like x: ", x.sizes(),
                       " of ", x.scalar_type(), " on ", x.device());
-    Forward made = run_forward(x, &residual, dims, w, b, eps, /*want_statistics=*/true);
+    Forward made = run_forward(x, &residual, dims, w, b, {eps, rms}, /*want_statistics=*/true);
     return {std::move(made.out), std::move(made.sum), std::move(made.statistics)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& x, const Tensor& statistics,
                                             int64_t dims, MaybeTensorRef weight, MaybeTensorRef dsum,
-                                            at::ScalarType grad_dtype, std::array<bool, 3> wanted) {
+                                            at::ScalarType grad_dtype, std::array<bool, 3> wanted, bool rms) {
     const Tensor* w = given(weight);
     require_taken(x, dims, w, nullptr);
     for (const Tensor* t : {&dout, given(dsum)}) {
@@ -93,7 +122,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& x,
         "plumb_layernorm: statistics is ", statistics.sizes(), ", expected what forward gave for x");
     Tensor dx;
     if (given(dsum) != nullptr && wanted[0]) { dx = dsum->clone(at::MemoryFormat::Contiguous); }
-    Gradients made = run_backward(dout, x, statistics, dims, w, grad_dtype, wanted, std::move(dx));
+    Gradients made = run_backward(dout, x, statistics, dims, w, grad_dtype, wanted, std::move(dx), rms);
     return {std::move(made.dx), std::move(made.dweight), std::move(made.dbias)};
 }
 
@@ -116,18 +145,27 @@ std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& re
     return {like(sum), like(sum)};
 }
 
-std::tuple<Tensor, Tensor> forward(const Tensor& x, int64_t dims, MaybeTensorRef, MaybeTensorRef, double) {
+Tensor rms_norm(const Tensor& x, Shape, MaybeTensorRef, double) { return like(x); }
+
+std::tuple<Tensor, Tensor> residual_rms_norm(const Tensor& x, const Tensor& residual, Shape, MaybeTensorRef,
+                                             double) {
+    Tensor sum = at::add(x, residual);
+    return {like(sum), like(sum)};
+}
+
+std::tuple<Tensor, Tensor> forward(const Tensor& x, int64_t dims, MaybeTensorRef, MaybeTensorRef, double,
+                                   bool) {
     return {like(x), statistics(x, dims)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> residual_forward(const Tensor& x, const Tensor&, int64_t dims,
-                                                    MaybeTensorRef, MaybeTensorRef, double) {
+                                                    MaybeTensorRef, MaybeTensorRef, double, bool) {
     return {like(x), like(x), statistics(x, dims)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor&, const Tensor& x, const Tensor&, int64_t dims,
                                             MaybeTensorRef, MaybeTensorRef, at::ScalarType grad_dtype,
-                                            std::array<bool, 3> wanted) {
+                                            std::array<bool, 3> wanted, bool) {
     auto parameter = [&] { return at::empty_symint(last(x, dims), x.options().dtype(grad_dtype)); };
     return {wanted[0] ? like(x) : Tensor(), wanted[1] ? parameter() : Tensor(),
             wanted[2] ? parameter() : Tensor()};
@@ -149,17 +187,23 @@ TORCH_LIBRARY(plumb_layernorm, m) {
         "residual_layer_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight=None, "
         "Tensor? bias=None, float eps=1e-05) -> (Tensor out, Tensor sum)",
         tags);
+    m.def("rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight, float eps) -> Tensor", tags);
     m.def(
-        "forward(Tensor x, int dims, Tensor? weight, Tensor? bias, float eps) -> (Tensor out, Tensor "
-        "statistics)",
+        "residual_rms_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight, float eps)"
+        " -> (Tensor out, Tensor sum)",
         tags);
     m.def(
-        "residual_forward(Tensor x, Tensor residual, int dims, Tensor? weight, Tensor? bias, float eps)"
-        " -> (Tensor out, Tensor sum, Tensor statistics)",
+        "forward(Tensor x, int dims, Tensor? weight, Tensor? bias, float eps, bool rms=False) -> (Tensor "
+        "out, "
+        "Tensor statistics)",
+        tags);
+    m.def(
+        "residual_forward(Tensor x, Tensor residual, int dims, Tensor? weight, Tensor? bias, float eps, "
+        "bool rms=False) -> (Tensor out, Tensor sum, Tensor statistics)",
         tags);
     m.def(
         "backward(Tensor dout, Tensor x, Tensor statistics, int dims, Tensor? weight, Tensor? dsum, "
-        "ScalarType grad_dtype, bool[3] wanted) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+        "ScalarType grad_dtype, bool[3] wanted, bool rms=False) -> (Tensor dx, Tensor dweight, Tensor dbias)",
         tags);
 }
 
@@ -167,6 +211,8 @@ TORCH_LIBRARY(plumb_layernorm, m) {
 TORCH_LIBRARY_IMPL(plumb_layernorm, CompositeExplicitAutograd, m) {
     m.impl("layer_norm", &layer_norm);
     m.impl("residual_layer_norm", &residual_layer_norm);
+    m.impl("rms_norm", &rms_norm);
+    m.impl("residual_rms_norm", &residual_rms_norm);
 }
 
 void kernels(torch::Library& m) {
@@ -180,6 +226,8 @@ static const torch::detail::TorchLibraryInit device_kernels(torch::Library::IMPL
 TORCH_LIBRARY_IMPL(plumb_layernorm, Meta, m) {
     m.impl("layer_norm", &meta::layer_norm);
     m.impl("residual_layer_norm", &meta::residual_layer_norm);
+    m.impl("rms_norm", &meta::rms_norm);
+    m.impl("residual_rms_norm", &meta::residual_rms_norm);
     m.impl("forward", &meta::forward);
     m.impl("residual_forward", &meta::residual_forward);
     m.impl("backward", &meta::backward);

@@ -58,7 +58,7 @@ Tensor new_bytes(int64_t bytes, const Tensor& beside) {
 
 void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& statistics, const Tensor& x,
              const MaybeTensor& residual, const MaybeTensor& weight, const MaybeTensor& bias, int64_t C,
-             double eps) {
+             double eps, bool rms) {
     StablePlace place(x.get_device_index());
     llmc_layernorm_forward_args a{};
     a.struct_size = sizeof a;
@@ -68,6 +68,7 @@ void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& stati
     a.N = x.numel() / C;
     a.C = C;
     a.eps = eps;
+    a.rms = rms;
     a.out = out.mutable_data_ptr();
     if (statistics.has_value()) {
         a.mean = statistics->mutable_data_ptr();
@@ -85,7 +86,7 @@ void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& stati
 // dx is added to (+=) if accumulate_dx
 void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTensor& dbias, const Tensor& dout,
               const Tensor& x, const Tensor& statistics, const MaybeTensor& weight, int64_t C,
-              bool accumulate_dx) {
+              bool accumulate_dx, bool rms) {
     StablePlace place(x.get_device_index());
     llmc_layernorm_backward_args a{};
     a.struct_size = sizeof a;
@@ -94,6 +95,7 @@ void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTens
     const MaybeTensor& grad = dweight.has_value() ? dweight : dbias;
     a.grad_dtype = grad.has_value() ? type_code(*grad) : 0;
     a.accumulate_dinp = accumulate_dx;
+    a.rms = rms;
     a.N = x.numel() / C;
     a.C = C;
     a.dinp = writable(dx);
@@ -149,10 +151,10 @@ void kernels(torch::stable::detail::StableLibrary& m) {
 STABLE_TORCH_LIBRARY(plumb_layernorm_stable, m) {
     m.def(
         "forward(Tensor(a!) out, Tensor(b!)? sum, Tensor(c!)? statistics, Tensor x, Tensor? residual, "
-        "Tensor? weight, Tensor? bias, int C, float eps) -> ()");
+        "Tensor? weight, Tensor? bias, int C, float eps, bool rms) -> ()");
     m.def(
         "backward(Tensor(a!)? dx, Tensor(b!)? dweight, Tensor(c!)? dbias, Tensor dout, Tensor x, Tensor "
-        "statistics, Tensor? weight, int C, bool accumulate_dx) -> ()");
+        "statistics, Tensor? weight, int C, bool accumulate_dx, bool rms) -> ()");
     m.def(
         "forward_fp8(Tensor(a!) out, Tensor(b!)? transposed, Tensor(c!) amax, Tensor(d!) statistics, "
         "Tensor(e!)? sum, "

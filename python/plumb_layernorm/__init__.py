@@ -1,14 +1,17 @@
-"""LayerNorm for PyTorch by plumb's CUDA kernels: for training, a drop-in for torch.nn.LayerNorm.
+"""LayerNorm and RMSNorm for PyTorch by plumb's CUDA kernels: for training, drop-ins for torch.nn.LayerNorm and RMSNorm.
 
     import plumb_layernorm
-    count = plumb_layernorm.replace_layernorms(model)      # every nn.LayerNorm of a model, in place
+    plumb_layernorm.replace_norms(model)                   # nn.LayerNorm, nn.RMSNorm and Llama's, in place
+    count = plumb_layernorm.replace_layernorms(model)      # every nn.LayerNorm alone
     y = plumb_layernorm.layer_norm(x, (768,), weight, bias)
     y, residual = plumb_layernorm.residual_layer_norm(x, residual, (768,), weight, bias)
+    y = plumb_layernorm.rms_norm(x, (768,), weight)
+    y, residual = plumb_layernorm.residual_rms_norm(x, residual, (768,), weight)
     r = plumb_layernorm.layer_norm_fp8(x, weight, bias, scale)     # e4m3 for torch._scaled_mm: its help says more
 
 What the kernels take: float32, bfloat16, float16 and float64 on a CUDA device; weight and bias of x's type,
 or both of float32 beside 16 bits; either may be None. Everything else, CPU tensors above all, goes to
-torch.nn.functional.layer_norm, and so do forward-mode derivatives; second derivatives are PyTorch's too.
+torch.nn.functional.layer_norm (or rms_norm), and so do forward-mode derivatives; second derivatives are PyTorch's too.
 
 Autocast casts nothing of what the kernels take: the result is of x's type, where
 torch.nn.functional.layer_norm makes float32 of 16 bits under autocast. So bfloat16 rows beside float32
@@ -22,13 +25,18 @@ Numbers: float32 and 16 bits are computed in float32. A row whose squares of x -
 a standard deviation from 1.8e19 / sqrt(columns) on) gives its bias, one whose elements have none may give NaN.
 A row of equal elements gives its bias, but NaN with eps = 0, as PyTorch's.
 
-Results are the same bits in every run. Rows, weights or biases at addresses that are no multiples of 16 bytes
-may have another kernel, whose last bits may differ. Calls are queued on the current stream, and CUDA graphs
-may capture them. The backward pass takes 2 KiB a column for itself: rows of more than 65536 elements go to
+Results are the same bits in every run. A row's results and its gradient have the same bits in any batch: whatever the
+number of rows, whatever the row's place among them and whatever the others are. So it is for rows of at most 65536 elements,
+on GPUs of one model, with one version of this package, for tensors of the same types that are aligned alike (addresses and
+the distance between rows), and for the same gradients asked for. Rows, weights or biases at addresses that are no multiples
+of 16 bytes may have another kernel, whose last bits may differ. The gradients of weight and bias are sums over the batch.
+
+Calls are queued on the current stream, and CUDA graphs may capture them. The backward pass takes 2 KiB a column for itself:
+rows of more than 65536 elements go to
 PyTorch where that would be several times the size of the tensors.
 
-Under torch.compile, torch.export, torch.onnx.export and torch.jit.trace the module LayerNorm is PyTorch's own
-operator, which Inductor fuses with what is around it, and which needs no package to be loaded. The two
+Under torch.compile, torch.export, torch.onnx.export and torch.jit.trace the modules LayerNorm and RMSNorm are PyTorch's
+own operators, which Inductor fuses with what is around them, and which need no package to be loaded. The
 functions stay operators of this package, which it cannot look into.
 
 backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the
@@ -38,10 +46,13 @@ PLUMB_LAYERNORM_BACKEND=stable in the environment asks for one.
 """
 import torch
 
-from ._backend import backend, layer_norm as _layer_norm, residual_layer_norm as _residual_layer_norm
+from ._backend import (backend, layer_norm as _layer_norm, residual_layer_norm as _residual_layer_norm,
+                       residual_rms_norm as _residual_rms_norm, rms_norm as _rms_norm)
 from ._fp8 import LayerNormFp8, layer_norm_fp8
+from ._replace import Replaced, why_kept
 
-__all__ = ["LayerNorm", "LayerNormFp8", "backend", "layer_norm", "layer_norm_fp8", "replace_layernorms", "residual_layer_norm"]
+__all__ = ["LayerNorm", "LayerNormFp8", "RMSNorm", "backend", "layer_norm", "layer_norm_fp8", "replace_layernorms",
+           "replace_norms", "residual_layer_norm", "residual_rms_norm", "rms_norm"]
 
 
 def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
@@ -64,15 +75,64 @@ def residual_layer_norm(x, residual, normalized_shape, weight=None, bias=None, e
     return _residual_layer_norm(x, residual, normalized_shape, weight, bias, eps)
 
 
+def rms_norm(input, normalized_shape, weight=None, eps=None, *, offset=0.0):
+    """torch.nn.functional.rms_norm: input over its root mean square of the last dimensions, normalized_shape, times weight;
+    eps None is torch.finfo's of the type it is computed in, float32 or float64, as PyTorch's. The result is of input's type,
+    also where float32 weights are beside 16 bits. With an offset, 1 in Gemma's, weight is weight + offset, which is added in
+    float32 and not rounded to the weight's type."""
+    shape, weight, eps = _of_rms(input, normalized_shape, weight, eps, offset)
+    return _rms_norm(input, shape, weight, eps)
+
+
+def residual_rms_norm(x, residual, normalized_shape, weight=None, eps=None, *, offset=0.0):
+    """(rms_norm(new_residual, ...), new_residual), where new_residual = x + residual: as residual_layer_norm"""
+    shape, weight, eps = _of_rms(x, normalized_shape, weight, eps, offset)
+    return _residual_rms_norm(x, residual, shape, weight, eps)
+
+
+def _of_rms(x, normalized_shape, weight, eps, offset):
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+    if weight is not None and offset != 0:
+        weight = (weight if weight.dtype == torch.float64 else weight.float()) + offset
+    if eps is None:
+        eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+    return shape, weight, eps
+
+
+def compiles():
+    """whether a program is being made of the calls, which is to have PyTorch's operators"""
+    return backend != "torch" and (torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
+                                   or torch.jit.is_tracing())
+
+
 class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm, its arguments, parameters and state dict, by layer_norm above; under
     torch.compile and in exported programs by PyTorch's operator: help(plumb_layernorm)"""
 
     def forward(self, input):
-        if backend != "torch" and (torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting() or
-                                   torch.jit.is_tracing()):
+        if compiles():
             return _for_the_compiler(input, self.normalized_shape, self.weight, self.bias, self.eps)
         return _layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch.nn.RMSNorm, its arguments, parameters and state dict, by rms_norm above, and its offset, with which weight
+    begins as 1 - offset; under torch.compile and in exported programs by PyTorch's operators: help(plumb_layernorm)"""
+    offset = 0.0
+
+    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, offset=0.0):
+        self.offset = offset  # before the weight is made
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
+    def reset_parameters(self):
+        if self.elementwise_affine:
+            torch.nn.init.constant_(self.weight, 1 - self.offset)
+
+    def forward(self, x):
+        shape, weight, eps = _of_rms(x, self.normalized_shape, self.weight, self.eps, self.offset)
+        if compiles():
+            return torch.nn.functional.rms_norm(x if weight is None else x.to(weight.dtype), shape, weight, eps).to(x.dtype)
+        return _rms_norm(x, shape, weight, eps)
 
 
 def _for_the_compiler(x, normalized_shape, weight, bias, eps):
@@ -94,3 +154,24 @@ def replace_layernorms(model):
     for module in found:
         module.__class__ = LayerNorm
     return len(found)
+
+
+def replace_norms(model):
+    """Makes the norms of model, itself included, those of this package: every torch.nn.LayerNorm, every torch.nn.RMSNorm, and
+    modules of other classes that do what RMSNorm does, which is found out from the operations of their forward, not from
+    their names: x / sqrt(mean(x^2) + eps) times weight, or times weight + 1 as Gemma's. In place: parameters, hooks and names
+    stay, only the class changes, to one derived from what it was. Returns two lists,
+        replaced   (name, class) of each that is one of the package's now
+        kept       (name, class, why) of each other module whose class has norm in its name
+    A module's own eps is read once, here. Where such a class gives float32 for 16-bit rows beside float32 weights, the result
+    is of the rows' type now. Call this before fully_shard and register_parametrization, which make subclasses."""
+    classes = {torch.nn.LayerNorm: LayerNorm, torch.nn.RMSNorm: RMSNorm}
+    replaced, kept = [], []
+    for name, module in list(model.named_modules()):
+        kind = type(module).__name__
+        reason = why_kept(module, classes)
+        if reason == "":
+            replaced.append((name, kind))
+        elif reason is not None:
+            kept.append((name, kind, reason))
+    return Replaced(replaced, kept)

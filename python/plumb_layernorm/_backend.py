@@ -41,6 +41,11 @@ def torch_residual_layer_norm(x, residual, normalized_shape, weight, bias, eps):
     return torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps), total
 
 
+def torch_residual_rms_norm(x, residual, normalized_shape, weight, eps):
+    total = x + residual
+    return torch.nn.functional.rms_norm(total, normalized_shape, weight, eps), total
+
+
 def load(path):
     try:
         torch.ops.load_library(path)
@@ -55,9 +60,12 @@ if backend == "extension":
     load(extension_file())
     layer_norm = torch.ops.plumb_layernorm.layer_norm.default
     residual_layer_norm = torch.ops.plumb_layernorm.residual_layer_norm.default
+    rms_norm = torch.ops.plumb_layernorm.rms_norm.default
+    residual_rms_norm = torch.ops.plumb_layernorm.residual_rms_norm.default
     load(FOLDER / "libplumb_stable.so")  # for _fp8.py
 elif backend == "stable":
     load(FOLDER / "libplumb_stable.so")
-    from ._stable import layer_norm, residual_layer_norm
+    from ._stable import layer_norm, residual_layer_norm, residual_rms_norm, rms_norm
 else:
     layer_norm, residual_layer_norm = torch.nn.functional.layer_norm, torch_residual_layer_norm
+    rms_norm, residual_rms_norm = torch.nn.functional.rms_norm, torch_residual_rms_norm

@@ -1,4 +1,4 @@
-"""LayerNorm over the operators of csrc/stable.cpp, which any PyTorch from 2.10 on loads: autograd in
+"""LayerNorm and RMSNorm over the operators of csrc/stable.cpp, which any PyTorch from 2.10 on loads: autograd in
 Python."""
 import math
 
@@ -57,24 +57,24 @@ def new_like(x):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def run_forward(x, residual, C, weight, bias, eps, want_statistics):
+def run_forward(x, residual, C, weight, bias, eps, rms, want_statistics):
     """out, sum (None without residual), statistics (2,N)"""
     x, residual, weight, bias = (None if t is None else t.contiguous() for t in (x, residual, weight, bias))
     out, total, statistics = new_like(x), None if residual is None else new_like(x), None
     if want_statistics:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         statistics = torch.empty((2, x.numel() // C), dtype=dtype, device=x.device)
-    operators.forward(out, total, statistics, x, residual, weight, bias, C, eps)
+    operators.forward(out, total, statistics, x, residual, weight, bias, C, eps, rms)
     return out, total, statistics
 
 
 class Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, residual, weight, bias, normalized_shape, eps):
+    def forward(ctx, x, residual, weight, bias, normalized_shape, eps, rms):
         C = math.prod(normalized_shape)
-        out, total, statistics = run_forward(x, residual, C, weight, bias, eps, True)
+        out, total, statistics = run_forward(x, residual, C, weight, bias, eps, rms, True)
         ctx.save_for_backward(x if residual is None else total, weight, bias, statistics)
-        ctx.C, ctx.normalized_shape = C, normalized_shape
+        ctx.C, ctx.normalized_shape, ctx.eps, ctx.rms = C, normalized_shape, eps, rms
         ctx.set_materialize_grads(False)
         return out if residual is None else (out, total)
 
@@ -83,10 +83,10 @@ class Function(torch.autograd.Function):
         x, weight, bias, statistics = ctx.saved_tensors
         need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
         if dout is None:
-            return dtotal, dtotal if need_residual else None, None, None, None, None
+            return dtotal, dtotal if need_residual else None, None, None, None, None, None
         if torch.is_grad_enabled() or has_tangent(dout, dtotal) or is_transformed(dout, dtotal):
             dx, dweight, dbias = differentiable(ctx, dout, dtotal)
-            return dx, dx if need_residual else None, dweight, dbias, None, None
+            return dx, dx if need_residual else None, dweight, dbias, None, None, None
         dx = dweight = dbias = None
         if need_x or need_residual:
             dx = new_like(x) if dtotal is None else dtotal.clone(memory_format=torch.contiguous_format)
@@ -95,8 +95,8 @@ class Function(torch.autograd.Function):
         if need_bias:
             dbias = new_like(bias)
         operators.backward(dx, dweight, dbias, dout.contiguous(), x.contiguous(), statistics,
-                           None if weight is None else weight.contiguous(), ctx.C, dtotal is not None)
-        return dx, dx if need_residual else None, dweight, dbias, None, None
+                           None if weight is None else weight.contiguous(), ctx.C, dtotal is not None, ctx.rms)
+        return dx, dx if need_residual else None, dweight, dbias, None, None, None
 
 
 def differentiable(ctx, dout, dtotal):
@@ -107,32 +107,54 @@ def differentiable(ctx, dout, dtotal):
     dims, dtype = len(ctx.normalized_shape), statistics.dtype
     mean, rstd = statistics.view(2, *x.shape[:-dims], *(1,) * dims)
     w, b = (None if t is None else t.to(dtype) for t in (weight, bias))
-    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        dout.to(dtype), x.to(dtype), ctx.normalized_shape, mean, rstd, w, b,
-        [need_x or need_residual, need_weight, need_bias])
+    if ctx.rms:
+        dx, dweight, dbias = of_rms_norm(dout.to(dtype), x.to(dtype), dims, ctx.eps, w, need_weight)
+    else:
+        dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+            dout.to(dtype), x.to(dtype), ctx.normalized_shape, mean, rstd, w, b,
+            [need_x or need_residual, need_weight, need_bias])
     if dx is not None:
         dx = dx.to(x.dtype) if dtotal is None else dx.to(x.dtype) + dtotal
     return (dx, None if dweight is None else dweight.to(weight.dtype),
             None if dbias is None else dbias.to(bias.dtype))
 
 
+def of_rms_norm(dout, x, dims, eps, weight, need_weight):
+    """from x alone, as 1 / deviation has a derivative, too"""
+    row = tuple(range(x.dim() - dims, x.dim()))
+    rstd = torch.rsqrt((x * x).mean(row, keepdim=True) + eps)
+    xhat, g = x * rstd, dout if weight is None else dout * weight
+    dx = rstd * (g - xhat * (g * xhat).mean(row, keepdim=True))
+    return dx, (dout * xhat).sum_to_size(weight.shape) if need_weight else None, None
+
+
 def learns(*tensors):
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def layer_norm(x, normalized_shape, weight, bias, eps):
+def layer_norm(x, normalized_shape, weight, bias, eps, rms=False):
     if not takes(x, normalized_shape, weight, bias) or has_tangent(x, weight, bias) or is_transformed():
+        if rms:
+            return torch.nn.functional.rms_norm(x, normalized_shape, weight, eps)
         return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
     if learns(x, weight, bias):
-        return Function.apply(x, None, weight, bias, tuple(normalized_shape), eps)
-    return run_forward(x, None, math.prod(normalized_shape), weight, bias, eps, False)[0]
+        return Function.apply(x, None, weight, bias, tuple(normalized_shape), eps, rms)
+    return run_forward(x, None, math.prod(normalized_shape), weight, bias, eps, rms, False)[0]
 
 
-def residual_layer_norm(x, residual, normalized_shape, weight, bias, eps):
+def residual_layer_norm(x, residual, normalized_shape, weight, bias, eps, rms=False):
     if not takes(x, normalized_shape, weight, bias) or not alike(x, residual) or \
             has_tangent(x, residual, weight, bias) or is_transformed():
         total = x + residual
-        return layer_norm(total, normalized_shape, weight, bias, eps), total
+        return layer_norm(total, normalized_shape, weight, bias, eps, rms), total
     if learns(x, residual, weight, bias):
-        return Function.apply(x, residual, weight, bias, tuple(normalized_shape), eps)
-    return run_forward(x, residual, math.prod(normalized_shape), weight, bias, eps, False)[:2]
+        return Function.apply(x, residual, weight, bias, tuple(normalized_shape), eps, rms)
+    return run_forward(x, residual, math.prod(normalized_shape), weight, bias, eps, rms, False)[:2]
+
+
+def rms_norm(x, normalized_shape, weight, eps):
+    return layer_norm(x, normalized_shape, weight, None, eps, rms=True)
+
+
+def residual_rms_norm(x, residual, normalized_shape, weight, eps):
+    return residual_layer_norm(x, residual, normalized_shape, weight, None, eps, rms=True)

@@ -8,7 +8,7 @@ import plumb_layernorm
 
 DEVICE = os.environ.get("PLUMB_TEST_DEVICE", "cuda")
 EXTENSION = plumb_layernorm.backend == "extension"
-NODES = {"PlumbLayerNormBackward", "PlumbResidualLayerNormBackward"} if EXTENSION else {"FunctionBackward"}
+NODES = {f"Plumb{r}{n}NormBackward" for r in ("", "Residual") for n in ("Layer", "Rms")} if EXTENSION else {"FunctionBackward"}
 HALF = (torch.bfloat16, torch.float16)
 # (rows' type, weights' type): all that the library has
 TYPES = [(t, t) for t in (torch.float32, torch.float64, *HALF)] + [(t, torch.float32) for t in HALF]

@@ -71,7 +71,7 @@ void forward_row(const llmc_layernorm_forward_args& a, int64_t n, std::vector<do
             row[c] = rounded(a.dtype, row[c] + get(a.inp2, a.dtype, n * or_columns(a.inp2_stride, a.C) + c));
             put(a.residual, a.dtype, n * or_columns(a.residual_stride, a.C) + c, row[c]);
         }
-        mean += row[c] / (double)a.C;
+        mean += a.rms != 0 ? 0 : row[c] / (double)a.C;
     }
     for (double x : row) { variance += (x - mean) * (x - mean) / (double)a.C; }
     double rstd = 1 / std::sqrt(variance + a.eps);
@@ -88,7 +88,7 @@ void forward_row(const llmc_layernorm_forward_args& a, int64_t n, std::vector<do
 void backward_row(const llmc_layernorm_backward_args& a, int64_t n, std::vector<double>& dw,
                   std::vector<double>& db) {
     int W = a.weight_dtype != 0 ? a.weight_dtype : a.dtype, S = statistics_type(a.dtype);
-    double mean = get(a.mean, S, n), rstd = get(a.rstd, S, n), sum = 0, sum_xhat = 0;
+    double mean = a.rms != 0 ? 0 : get(a.mean, S, n), rstd = get(a.rstd, S, n), sum = 0, sum_xhat = 0;
     auto xhat = [&](int64_t c) {
         return (get(a.inp, a.dtype, n * or_columns(a.inp_stride, a.C) + c) - mean) * rstd;
     };
@@ -97,7 +97,7 @@ void backward_row(const llmc_layernorm_backward_args& a, int64_t n, std::vector<
     for (int64_t c = 0; c < a.C; ++c) {
         dw[c] += dout(c) * xhat(c);
         db[c] += dout(c);
-        sum += dout(c) * weight(c) / (double)a.C;
+        sum += a.rms != 0 ? 0 : dout(c) * weight(c) / (double)a.C;
         sum_xhat += dout(c) * weight(c) * xhat(c) / (double)a.C;
     }
     for (int64_t c = 0; a.dinp != nullptr && c < a.C; ++c) {
