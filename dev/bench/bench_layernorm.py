@@ -13,12 +13,14 @@ GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with 
     dev/bench/bench_layernorm.py --gpt2                the shapes of GPT-2, bfloat16 and float32
     dev/bench/bench_layernorm.py --sweep --gpt2 --quick
     dev/bench/bench_layernorm.py --fp8 [--json FILE]   LayerNorm to e4m3 and its transpose, bfloat16, by kernel time alone
+    dev/bench/bench_layernorm.py --rms [--json FILE]   RMSNorm, bfloat16, forward and backward, both clocks
     dev/bench/tables.py --take FOLDER race/points            what is in --out FOLDER, as this project's figures
 
 A point is added to FOLDER/points.jsonl once it is measured, --quick's points first; the same command goes on where one
 ended, by Ctrl-C, a time limit or a GPU that fails, with a report of what was measured. A provider that fails gets a note
 in place of its times. Exit 1 if ours failed or is wrong anywhere; with
---fp8 also where ours is not 1.3 times as fast as each peer. Result: make tables
+--fp8 also where ours is not 1.3 times as fast as each peer, with --rms where it takes 1.02 times our LayerNorm's kernel time,
+forward is slower than 1 / 0.99 of a peer, or backward than any. Result: make tables
 """
 import collections
 import contextlib
@@ -53,6 +55,7 @@ SWEEP = [Shape(4096, 512 * i, FP16) for i in range(2, 32)]
 GPT2 = ([Shape(65536, C, BF16) for C in (768, 1024, 1280, 1600)] + [Shape(8192, C, BF16) for C in (768, 1600)]
         + [Shape(65536, C, FP32) for C in (768, 1024, 1280, 1600)] + [Shape(8192, 768, FP32)])
 FP8 = [Shape(65536, 768, BF16), Shape(32768, 1280, BF16), Shape(16384, 1600, BF16)]
+RMS = [Shape(N, C, BF16) for N, C in ((65536, 768), (8192, 2048), (8192, 4096), (16384, 5120), (4096, 8192), (2048, 16384))]
 QUICK = [Shape(4096, 512 * i, FP16) for i in (2, 4, 8, 16, 24, 31)] + [
     Shape(65536, 768, BF16), Shape(8192, 768, BF16), Shape(65536, 768, FP32)]
 
@@ -130,7 +133,7 @@ def times_at(place, apply, problem):
     moves what a call allocates"""
     p = problem
     kept = [torch.empty_like(p.x[0]) for _ in range(place)]
-    x, weight, bias = (t.detach().requires_grad_() for t in (p.x[place % p.sets], p.weight, p.bias))
+    x, weight, bias = (t if t is None else t.detach().requires_grad_() for t in (p.x[place % p.sets], p.weight, p.bias))
     options = dict(warmup=5, rep=500 // PLACES, return_mode="all")
     y = apply(x, weight, bias)
     if p.mode == "forward":
@@ -151,9 +154,11 @@ def times_at(place, apply, problem):
 def correct_runners(peers, problem, rows):
     """{name: runner} of those whose results are right; the others get a note in rows"""
     p, runners = problem, {}
-    expected = layernorm_peers.exact(p.x[0], p.weight, p.bias, p.dy[0])
-    expected = expected[1:] if p.mode == "backward" else expected[:1]
     for name, apply in peers.items():
+        rms = p.bias is None and name != layernorm_peers.OUR_LAYERNORM
+        expected = layernorm_peers.exact(p.x[0], p.weight, p.bias, p.dy[0],
+                                         layernorm_peers.eager_rms if rms else layernorm_peers.eager)
+        expected = expected[1:] if p.mode == "backward" else expected[:1]
         row = rows[name]
         try:
             runner = Autograd(apply, p)
@@ -268,6 +273,44 @@ def race_fp8(path):
     return int(any(line["its us / ours"] < 1.3 for line in lines))
 
 
+# ---- RMSNorm ---------------------------------------------------------------------------------------------------------
+def rms_verdict(mode, rows):
+    """what was missed at a point"""
+    missed = [f"ours: {rows['ours']['note']}"] if "note" in rows["ours"] else []
+    for key in ("us", "tutorial p50 us"):
+        us = {name: row[key] for name, row in rows.items() if key in row}
+        ours, layer_norm = us.pop("ours", math.inf), us.pop(layernorm_peers.OUR_LAYERNORM, math.inf)
+        if key == "us" and ours > 1.02 * layer_norm:
+            missed.append(f"{ours} {key} for our LayerNorm's {layer_norm}")
+        best = min(us, key=us.get, default=None)
+        if best and us[best] < ours * (0.99 if mode == "forward" else 1):
+            missed.append(f"{ours} {key} for {us[best]} of {best}")
+    return missed
+
+
+def race_rms(path):
+    """the exit code"""
+    makers, missing_ones = layernorm_peers.rms_peers()
+    print(", ".join(makers), *(f"without {name}: {why}" for name, why in missing_ones.items()), head(), sep="\n")
+    lines, failed = [], "ours" in missing_ones
+    for point in RMS:
+        peers = {name: make() for name, make in makers.items()}
+        for mode in ("forward", "backward"):
+            rows = {name: {} for name in peers}
+            measure(rows, Problem(point, mode, rms=True), peers)
+            torch.cuda.empty_cache()
+            missed = rms_verdict(mode, rows)
+            failed |= bool(missed)
+            lines.append({"mode": mode, "N": point.N, "C": point.C} | {
+                f"{name} {key}": row[key] for name, row in rows.items() for key in ("us", "tutorial p50 us") if key in row})
+            times = ", ".join(f"{name} {row.get('us', row.get('note'))} / {row.get('tutorial p50 us')}"
+                              for name, row in rows.items())
+            print(f"{mode:8} {point.N}x{point.C}  us: {times}", *(f"    MISSED: {m}" for m in missed), sep="\n", flush=True)
+    if path:
+        add_rows(path, measured_here("bench_layernorm.py --rms", triton=triton.__version__), lines, "mode", "N", "C")
+    return int(failed)
+
+
 # ---- all of it -------------------------------------------------------------------------------------------------------
 def conclude(folder, lost):
     """prints the tables and verdicts; lost: what ended the race, or None; returns the exit code"""
@@ -289,18 +332,19 @@ def main():
     p.add_argument("--sweep", action="store_true", help="4096 x 512 i, i = 2 .. 31, float16")
     p.add_argument("--gpt2", action="store_true", help="the shapes of GPT-2")
     p.add_argument("--fp8", action="store_true", help="LayerNorm to e4m3 and its transpose, alone")
-    p.add_argument("--json", metavar="FILE", help="with --fp8: its rows are added to FILE")
+    p.add_argument("--rms", action="store_true", help="RMSNorm, alone")
+    p.add_argument("--json", metavar="FILE", help="with --fp8, --rms: its rows are added to FILE")
     p.add_argument("--quick", action="store_true", help="a few of their points")
     p.add_argument("--out", type=Path, default="build/bench_layernorm", metavar="FOLDER",
                    help="what is there is not measured again")
     o = p.parse_args()
-    if not (o.sweep or o.gpt2 or o.fp8):
-        p.error("nothing to do: --sweep, --gpt2, both, or --fp8")
+    if not (o.sweep or o.gpt2 or o.fp8 or o.rms):
+        p.error("nothing to do: --sweep, --gpt2, both, --fp8, or --rms")
     if not torch.cuda.is_available():
         p.error("no CUDA device")
-    if o.fp8:
+    if o.fp8 or o.rms:
         torch.cuda.set_stream(torch.cuda.Stream())
-        return race_fp8(o.json)
+        return race_fp8(o.json) if o.fp8 else race_rms(o.json)
     wanted = (SWEEP if o.sweep else []) + (GPT2 if o.gpt2 else [])
     # QUICK's first: what is cut short has them
     points = [s for s in wanted if s in QUICK] + ([] if o.quick else [s for s in wanted if s not in QUICK])

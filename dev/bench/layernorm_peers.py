@@ -224,6 +224,10 @@ def peers():
     # that a provider which reads the same input after it has part of the input from L2
     makers = {"ours": ours, "torch": lambda: eager, "triton": lambda: TritonFunction.apply, "liger": liger, "quack": quack,
               "flash_attn": flash_attention, "torch.compile": compiled}
+    return found(makers)
+
+
+def found(makers):
     missing = {}
     for name, make in makers.items():
         try:
@@ -231,6 +235,40 @@ def peers():
         except Exception as error:  # whatever a package that does not fit this machine raises
             missing[name] = f"{type(error).__name__}: {error}"
     return {name: make for name, make in makers.items() if name not in missing}, missing
+
+
+# ---- RMSNorm: apply(x, weight, None) ----------------------------------------------------------------------------------
+def eager_rms(x, weight, _):
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, EPS)
+
+
+def compiled_rms():
+    compiled()  # its settings
+    return torch.compile(eager_rms, dynamic=False)
+
+
+def liger_rms():
+    function = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
+    return lambda x, w, _: function.apply(x, w, EPS, 0.0, "gemma", False)  # else dx takes dy's place, which is used again
+
+
+def quack_rms():
+    function = importlib.import_module("quack.rmsnorm").rmsnorm
+    return lambda x, w, _: function(x, w, eps=EPS)
+
+
+def ours_rms():
+    ours()  # is it there?
+    package = importlib.import_module("plumb_layernorm")
+    return lambda x, w, _: package.rms_norm(x, x.shape[-1], w, EPS)
+
+
+OUR_LAYERNORM = "our LayerNorm"  # without a bias: what RMSNorm is to cost
+
+
+def rms_peers():
+    return found({"ours": ours_rms, OUR_LAYERNORM: ours, "torch": lambda: eager_rms, "liger": liger_rms, "quack": quack_rms,
+                  "torch.compile": compiled_rms})
 
 
 # ---- LayerNorm to e4m3 and its transpose: apply(x, weight, bias) gives both and the largest |y| ----------------------
@@ -331,11 +369,15 @@ def fp8_is_right(found, x, weight, bias):
 UNITS = {torch.float32: 1e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 
 
-def exact(x, weight, bias, dy):
-    """y, dx, dweight, dbias in float64"""
-    x, weight, bias = (t.detach().double().requires_grad_() for t in (x, weight, bias))
-    y = eager(x, weight, bias)
-    return y.detach(), *torch.autograd.grad(y, (x, weight, bias), dy.double())
+def given(*tensors):
+    return [t for t in tensors if t is not None]
+
+
+def exact(x, weight, bias, dy, function=eager):
+    """y, dx, dweight, dbias in float64; bias may be None, and has no gradient then"""
+    x, weight, bias = (t if t is None else t.detach().double().requires_grad_() for t in (x, weight, bias))
+    y = function(x, weight, bias)
+    return y.detach(), *torch.autograd.grad(y, given(x, weight, bias), dy.double())
 
 
 def worst_error(got, expected):
@@ -349,14 +391,15 @@ def worst_error(got, expected):
 
 # ---- what is timed ---------------------------------------------------------------------------------------------------
 class Problem:
-    """a ring of x (leaves) and dy, one weight and bias, with the distributions of Triton's tutorial"""
+    """a ring of x (leaves) and dy, one weight and bias, with the distributions of Triton's tutorial; of RMSNorm bias is None"""
 
-    def __init__(self, shape, mode):
+    def __init__(self, shape, mode, rms=False):
         tensors = 2 if mode == "forward" else 3
         set_bytes = tensors * shape.N * shape.C * shape.dtype.itemsize
         self.bytes, self.mode, self.sets = set_bytes, mode, max(2, math.ceil(RING_BYTES / set_bytes))
         new = dict(device="cuda", dtype=shape.dtype)
         self.weight, self.bias = (torch.rand(shape.C, **new).requires_grad_() for _ in range(2))
+        self.bias = None if rms else self.bias
         self.x = [torch.randn(shape.N, shape.C, **new).mul_(0.5).sub_(2.3).requires_grad_() for _ in range(self.sets)]
         self.dy = [torch.randn(shape.N, shape.C, **new).mul_(0.1)
                    for _ in range(self.sets if mode == "backward" else 1)]
@@ -377,4 +420,4 @@ class Autograd:
 
     def backward(self, k):
         p = self.problem
-        return torch.autograd.grad(self.y[k], (p.x[k], p.weight, p.bias), p.dy[k], retain_graph=True)
+        return torch.autograd.grad(self.y[k], given(p.x[k], p.weight, p.bias), p.dy[k], retain_graph=True)
