@@ -17,7 +17,7 @@ LAB_PROGRAMS := test_durable test_emulated
 # templates as the library does. PLAIN_BUILD: where they are taken from. Under sanitizers they are those that `make test` has
 # compiled: what the library does is looked at, and what it does to memory that tests allocate, not what they do themselves.
 PLAIN_BUILD ?= $(BUILD)
-PLAIN_TESTS := dev/test/support/main.cpp $(wildcard dev/test/durability/*.cpp) \
+PLAIN_TESTS := dev/test/support/main.cpp dev/test/fuzz/readers.cpp $(wildcard dev/test/durability/*.cpp) \
     $(shell grep -L 'llmc/model/cpu/reference.h' $(TEST_SOURCES) $(TEST_SHARED))
 plain_objects = $(patsubst %.cpp,$(PLAIN_BUILD)/%.o,$(1))
 test_objects  = $(call plain_objects,$(filter $(PLAIN_TESTS),$(1))) $(call objects,$(filter-out $(PLAIN_TESTS),$(1)))
