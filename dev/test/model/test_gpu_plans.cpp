@@ -454,6 +454,7 @@ TEST_CASE("profile: calls that wait are named, calls inside of others do not cou
     REQUIRE(r.calls.size() == 3);
     CHECK(r.calls[0].name == "cudaLaunchKernel");  // the longest, by its share of each of three steps
     CHECK(r.calls[0].ms == doctest::Approx(0.004 / 3));
+    CHECK(r.calls[1].name == "cudaStreamSynchronize");
     for (const HostCall& call : r.calls) {
         CAPTURE(call.name);
         CHECK(call.name != "cuLaunchKernel");
