@@ -118,18 +118,15 @@ inline std::vector<std::pair<const char*, double>> attention_floors(const Proble
 
 inline Shootout attention_shootout(const char* op, decltype(CpuVersion::run) run_cpu,
                                    decltype(Shootout::ladder) ladder, decltype(Shootout::problem) problem) {
-    return {.op = op,
-            .cpu = {.name = "v0",
-                    .idea = "one CPU thread",
-                    .run = run_cpu,
-                    .sums = [](int64_t, int) { return Sums{}; },
-                    .shape = sequences(1, 2, 256)},
-            .ladder = ladder,
-            .problem = problem,
-            .checks = attention_checks(),
-            .races = attention_races(),
-            .sequences = true,
-            .floors = attention_floors};
+    return {
+        .op = op,
+        .cpu = {.run = run_cpu, .sums = [](int64_t, int) { return Sums{}; }, .shape = sequences(1, 2, 256)},
+        .ladder = ladder,
+        .problem = problem,
+        .checks = attention_checks(),
+        .races = attention_races(),
+        .sequences = true,
+        .floors = attention_floors};
 }
 
 }  // namespace llmc

@@ -84,11 +84,7 @@ std::vector<CheckItem> checks() {
 int main(int argc, char** argv) {
     Shootout shootout{
         .op = "classifier",
-        .cpu = {.name = "v0",
-                .idea = "one CPU thread",
-                .run = run_cpu,
-                .sums = [](int64_t, int) { return Sums{}; },
-                .shape = {64, 8256}},
+        .cpu = {.run = run_cpu, .sums = [](int64_t, int) { return Sums{}; }, .shape = {64, 8256}},
         .ladder = ladder_for,
         .problem = classifier_problem,
         .checks = checks(),

@@ -93,9 +93,7 @@ std::vector<CheckItem> checks() {
 int main(int argc, char** argv) {
     Shootout shootout{
         .op = "column_sums",
-        .cpu = {.name = "v0",
-                .idea = "one CPU thread",
-                .run = run_cpu,
+        .cpu = {.run = run_cpu,
                 .sums = [](int64_t N, int) { return Sums{.column = (double)N}; },
                 .shape = {2048, 768}},
         .ladder = ladder_for,

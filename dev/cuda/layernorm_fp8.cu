@@ -314,9 +314,7 @@ std::vector<RaceItem> races() {
 int main(int argc, char** argv) {
     Shootout shootout{
         .op = "layernorm_fp8",
-        .cpu = {.name = "v0",
-                .idea = "one CPU thread",
-                .run = run_cpu,
+        .cpu = {.run = run_cpu,
                 .sums = [](int64_t, int C) { return Sums{.row = (double)C, .from_first = false}; },
                 .shape = {2048, 768}},
         .ladder = ladder,

@@ -184,7 +184,7 @@ inline Shootout layernorm_shootout(LayerNormOp op, const char* cpu_idea, decltyp
         return Sums{.row = (double)C, .column = (double)N, .from_first = false};
     };
     return {.op = kNames[(int)op],
-            .cpu = {.name = "v0", .idea = cpu_idea, .run = run_cpu, .sums = chains, .shape = {2048, 768}},
+            .cpu = {.idea = cpu_idea, .run = run_cpu, .sums = chains, .shape = {2048, 768}},
             .ladder = ladder,
             .problem = problem,
             .checks = all_layernorm_checks(backward, op == LayerNormOp::kResidual),

@@ -48,8 +48,8 @@ using FloatTensors = std::vector<std::vector<float>>;  // in the problem's order
 
 // the loop on paper: on the host, in fp32
 struct CpuVersion {
-    const char* name;
-    const char* idea;
+    const char* name = "v0";
+    const char* idea = "one CPU thread";
     void (*run)(FloatTensors& out, const FloatTensors& in, const Problem&);
     Sums (*sums)(int64_t N, int C);
     Shape shape;  // on which it is timed
