@@ -2,10 +2,7 @@
 // and files that are not there. It saves the step that it is at and leaves, goes on, or says what is wrong; nothing
 // waits for ever.
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -343,22 +340,6 @@ TEST_CASE("changing files: a limit on the address space ends the program instead
     }
 }
 
-namespace {
-
-// the system starts no more threads for this process, as under a limit on processes
-void refuse_threads() {
-    sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-                             BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 1, 0),
-                             BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
-                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
-                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-    const sock_fprog filter = {5, program};
-    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
-}
-
-}  // namespace
-
 TEST_CASE("threads: as many as OpenMP gives, or a message, and nobody waits for the others for ever") {
     TempFolder folder;
     write_tiny_data(folder.path());
@@ -404,7 +385,7 @@ TEST_CASE("threads: as many as OpenMP gives, or a message, and nobody waits for 
     CHECK_MESSAGE(contains(r.err, "OMP_NUM_THREADS: found 99999, expected at most 4096"), r.err);
     r = run(train, [] {
         setenv("OMP_NUM_THREADS", "2", 1);
-        refuse_threads();
+        refuse_calls({SYS_clone3, SYS_clone}, EAGAIN);  // as under a limit on processes
     });
     CHECK(r.exit_code == kExitDevice);
     CHECK_MESSAGE(contains(r.err, "or set OMP_NUM_THREADS to fewer threads"), r.err);

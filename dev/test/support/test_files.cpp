@@ -1,6 +1,9 @@
 #include "dev/test/support/test_files.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #include <cstdlib>
 #include <cstring>
@@ -22,6 +25,18 @@ TempFolder::~TempFolder() {
 
 void check_holds(const std::string& text, std::initializer_list<std::string> parts) {
     for (const std::string& part : parts) { CHECK_MESSAGE(contains(text, part), part, " in ", text); }
+}
+
+bool refuse_calls(std::initializer_list<uint32_t> numbers, uint32_t error) {
+    std::vector<sock_filter> filter = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+    for (uint32_t number : numbers) {
+        filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1));
+        filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error));
+    }
+    filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+    const sock_fprog program = {(unsigned short)filter.size(), filter.data()};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
 void write_bytes(const std::string& path, const std::string& bytes) {

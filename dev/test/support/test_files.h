@@ -98,6 +98,9 @@ private:
     void (*handler_)(int);
 };
 
+// From now on the system answers this process's calls of these numbers by the error; false: it takes no such filters.
+bool refuse_calls(std::initializer_list<uint32_t> numbers, uint32_t error);
+
 // No thread can be made while it lives: each would have a stack for which there is no room.
 class NoThreads {
 public:
