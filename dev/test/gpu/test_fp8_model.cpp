@@ -4,7 +4,6 @@
 #include "dev/test/support/test_files.h"
 
 using namespace llmc;
-using namespace llmc::gpu_test;
 
 namespace {
 

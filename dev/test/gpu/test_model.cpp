@@ -10,7 +10,6 @@
 #include "llmc/model/gpu/gpt2.cuh"
 
 using namespace llmc;
-using namespace llmc::gpu_test;
 
 // ---- forward and backward ------------------------------------------------------------------------
 
