@@ -359,12 +359,9 @@ TEST_CASE("auto plan: what was worked out is in config.toml, and a resumed run t
           std::tuple(0, written.steps / 20, 0.1));
 
     // other values in the run's folder: that is what a resumed run goes on with
-    std::string changed = config;
-    const std::string steps = fmt::format("steps = {}\n", written.steps);
-    REQUIRE(contains(changed, steps));
-    changed.replace(changed.find(steps), steps.size(), fmt::format("steps = {}\n", written.steps + 3));
-    changed.replace(changed.find("\nlr = "), 6, "\nlr = 0.0077 #");
-    write_bytes(run + "/config.toml", changed);
+    const std::string more_steps = changed(config, fmt::format("steps = {}\n", written.steps),
+                                           fmt::format("steps = {}\n", written.steps + 3));
+    write_bytes(run + "/config.toml", changed(more_steps, "\nlr = ", "\nlr = 0.0077 #"));
     const ProgramRun again = train("--resume auto");
     check_run(again, kExitDone);
     CHECK(contains(again.out, "lr 0.0077"));

@@ -176,10 +176,9 @@ TEST_CASE(
     "bpe: added tokens are tokens in a prompt, the end of a text may have another name, and all is passed "
     "on") {
     TempFolder folder;
-    std::string vocab = read_bytes(kFixture + "/encoder.json");
-    const std::string merges = read_bytes(kFixture + "/vocab.bpe"), end = "<|endoftext|>",
+    const std::string vocab = changed(read_bytes(kFixture + "/encoder.json"), "<|endoftext|>", "</s>"),
+                      merges = read_bytes(kFixture + "/vocab.bpe"),
                       added = "{\"<|user|>\": 457, \"<|user|>\\u00e9 x\": 458}";
-    vocab.replace(vocab.find(end), end.size(), "</s>");
     write_bytes(folder / "vocab.json", vocab);
     write_bytes(folder / "merges.txt", merges);
     write_bytes(folder / "added_tokens.json", added);
@@ -228,10 +227,6 @@ TEST_CASE("bpe: damaged files, and tokenizers of another kind, are refused") {
     Tokenizer::load(kFixture).save(folder.path(), 64);
     const std::string json = read_bytes(folder / "tokenizer.json"), vocab = read_bytes(folder / "vocab.json"),
                       merges = read_bytes(folder / "merges.txt");
-    const auto changed = [](std::string text, const std::string& from, const std::string& to) {
-        REQUIRE(text.find(from) != std::string::npos);
-        return text.replace(text.find(from), from.size(), to);
-    };
     const auto refused = [&](const std::string& text, const std::string& part) {
         write_bytes(folder / "tokenizer.json", text);
         check_error(error_of([&] { Tokenizer::load(folder / "tokenizer.json"); }), kExitBadInput,

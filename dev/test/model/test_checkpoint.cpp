@@ -43,9 +43,8 @@ void repair_manifest(const std::string& folder) {
         size_t found = why.find("found \""), expected = why.find("expected \"");
         if (found == std::string::npos) { return; }
         auto quoted = [&](size_t at) { return why.substr(at, why.find('"', at) - at); };
-        std::string manifest = read_bytes(folder + "/MANIFEST"), old = quoted(expected + 10);
         write_bytes(folder + "/MANIFEST",
-                    manifest.replace(manifest.find(old), old.size(), quoted(found + 7)));
+                    changed(read_bytes(folder + "/MANIFEST"), quoted(expected + 10), quoted(found + 7)));
     }
 }
 
@@ -282,9 +281,7 @@ TEST_CASE("checkpoint: what a whole MANIFEST does not vouch for") {
         check_error(load_error(path), kExitBadInput, {path + "/" + file, says});
     };
     auto replace = [](const std::string& file, const std::string& old, const std::string& text) {
-        std::string all = read_bytes(file);
-        REQUIRE(contains(all, old));
-        write_bytes(file, all.replace(all.find(old), old.size(), text));
+        write_bytes(file, changed(read_bytes(file), old, text));
     };
     check_refused("run.json", "updates",
                   [&](const std::string& f) { replace(f, "\"updates\": 4", "\"updates\": 5"); });
@@ -482,15 +479,12 @@ TEST_CASE("run record: what is written is read, and what is not one is refused")
         CHECK(error_of([&] { parse_run_record(good.substr(0, cut), "f"); }).exit_code == kExitBadInput);
     }
     auto refused = [&](const std::string& old, const std::string& text, const std::string& what) {
-        std::string bad = good;
-        REQUIRE(contains(bad, old));
-        bad.replace(bad.find(old), old.size(), text);
+        const std::string bad = changed(good, old, text);
         check_error(error_of([&] { parse_run_record(bad, "file"); }), kExitBadInput, {"file", what});
     };
-    const std::string muon = " \"optimizer\": \"muon\",\n";
-    std::string adamw = good;  // of before there was a choice
-    CHECK(parse_run_record(adamw.erase(adamw.find(muon), muon.size()), "f").state.optimizer ==
-          Optimizer::kAdamW);
+    const std::string adamw =
+        changed(good, " \"optimizer\": \"muon\",\n", "");  // of before there was a choice
+    CHECK(parse_run_record(adamw, "f").state.optimizer == Optimizer::kAdamW);
     refused("\"muon\"", "\"sgd\"", "optimizer");
     refused("\"muon\"", "7", "optimizer");
     refused("\"format\": 2", "\"format\": 99", "another version");

@@ -88,10 +88,6 @@ void check_refused(const std::string& path, const std::string& says) {
     check_error(error_of([&] { HfModel model(path); }), kExitBadInput, {says});
 }
 
-}  // namespace
-
-namespace {
-
 constexpr int32_t kMin = std::numeric_limits<int32_t>::min(), kMax = std::numeric_limits<int32_t>::max();
 
 std::string good_file() {
@@ -477,14 +473,10 @@ TEST_CASE("hf model: a configuration of another architecture is refused by field
                  {"\"vocab_size\": 37", "\"vocab_size\": 38", "wte.weight"},
                  {"\"n_embd\"", "\"n_embed\"", "n_embd"}};
     for (const auto& c : cases) {
-        std::string text = good;
-        REQUIRE(contains(text, c.from));
-        write_bytes(folder.config, text.replace(text.find(c.from), c.from.size(), c.to));
+        write_bytes(folder.config, changed(good, c.from, c.to));
         check_refused(hf, c.field);
     }
-    std::string inner = good;
-    inner.replace(inner.find("null"), 4, "56");
-    write_bytes(folder.config, inner);
+    write_bytes(folder.config, changed(good, "null", "56"));
     CHECK(error_of([&] { HfModel model(hf); }).exit_code == kExitDone);
     fs::remove(folder.file);
     check_refused(hf, "save_pretrained");

@@ -175,8 +175,10 @@ TEST_CASE("run saver: --patience ends all ranks at one step, resumed or not, and
     const std::string last = run.out.substr(run.out.rfind('\n', run.out.size() - 2) + 1);
     CHECK(last.starts_with("best: " + r.step("run", 3) + ", val loss "));
     CHECK(contains(run.out, "step 9 | ended by --patience 2"));
-    r.train("run", patient + "30 --resume auto");  // there is nothing to wait for
+    const ProgramRun again = r.train("run", patient + "30 --resume auto");  // there is nothing to wait for
     check_ended("run", {"step_00000003", "step_00000009"});
+    const ProgramRun each = r.train("each", patient + "30 --save-every 3");
+    check_ended("each", {"step_00000003", "step_00000006", "step_00000009"});
     r.train("ranks", patient + "30 --ranks 2");
     check_ended("ranks", {"step_00000003", "step_00000009"});
     r.train("parts", patient + "6");
@@ -189,6 +191,11 @@ TEST_CASE("run saver: --patience ends all ranks at one step, resumed or not, and
                        "model: " + r.step("run", 3) + "/model.safetensors"));
     }
     r.train("last", "--steps 3");
+    const ProgramRun ended = r.train("last", "--steps 3 --resume auto");
+    // each step is saved once, and none that is on the disk already
+    for (const auto& [one, saves] : {std::pair{&run, 2}, {&again, 0}, {&each, 3}, {&ended, 0}}) {
+        CHECK_MESSAGE(lines_with(one->out, "| saved").size() == saves, one->out);
+    }
     const auto none = [&](const std::string& name) {
         return run_train(r.folder.path(), {"generate", name, "--best", "--prompt", "x"});
     };

@@ -56,15 +56,6 @@ ProgramRun only_evaluate(const std::string& folder, const std::string& model, co
     return run_silently(folder, all);
 }
 
-Words lines_with(const std::string& text, const std::string& part) {
-    Words found;
-    std::istringstream in(text);
-    for (std::string line; std::getline(in, line);) {
-        if (contains(line, part)) { found.push_back(line); }
-    }
-    return found;
-}
-
 // how the run ended; after it come the report's path and the next command
 std::string last_loss(const std::string& text) {
     const size_t at = text.rfind("\nval loss ");

@@ -29,9 +29,7 @@ MatmulChoices example() {
 }
 
 void check_refused(const std::string& from, const std::string& to, std::initializer_list<std::string> parts) {
-    std::string text = to_json(example());
-    REQUIRE(text.find(from) != std::string::npos);
-    text.replace(text.find(from), from.size(), to);
+    const std::string text = changed(to_json(example()), from, to);
     CAPTURE(text);
     check_error(error_of([&] { parse_matmul_choices(text, "products.json"); }), kExitBadInput, parts);
 }

@@ -23,6 +23,12 @@ TempFolder::~TempFolder() {
     fs::remove_all(path_, ignored);
 }
 
+std::string changed(std::string text, const std::string& from, const std::string& to) {
+    const size_t at = text.find(from);
+    REQUIRE_MESSAGE(at != std::string::npos, from, " in ", text);
+    return text.replace(at, from.size(), to);
+}
+
 void check_holds(const std::string& text, std::initializer_list<std::string> parts) {
     for (const std::string& part : parts) { CHECK_MESSAGE(contains(text, part), part, " in ", text); }
 }

@@ -35,6 +35,9 @@ inline bool contains(const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
 }
 
+// the text with `to` in the place of the first `from`, which must be there
+std::string changed(std::string text, const std::string& from, const std::string& to);
+
 // all of these are in the text
 void check_holds(const std::string& text, std::initializer_list<std::string> parts);
 

@@ -12,6 +12,15 @@
 
 namespace llmc {
 
+Words lines_with(const std::string& text, const std::string& part) {
+    Words found;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) {
+        if (contains(line, part)) { found.push_back(line); }
+    }
+    return found;
+}
+
 Words words(const std::string& text) {
     std::istringstream in(text);
     Words all;

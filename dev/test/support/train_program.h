@@ -20,6 +20,8 @@ using Words = std::vector<std::string>;
 // "--steps 3 --quiet" -> {"--steps", "3", "--quiet"}
 Words words(const std::string& text);
 
+Words lines_with(const std::string& text, const std::string& part);
+
 std::string program_path(const std::string& name);
 
 std::string train_program();
