@@ -345,8 +345,7 @@ TEST_CASE("run log: what cannot be written is kept until it can be") {
     rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
     REQUIRE(prlimit(pid, RLIMIT_FSIZE, &none, nullptr) == 0);
     const ProgramRun result = finish_train(p.folder.path(), pid);
-    CHECK_MESSAGE(result.exit_code == kExitDone, result.out, result.err);
-    check_holds(result.out, {"cannot write: File too large", "nothing of it was lost"});
+    check_run(result, kExitDone, {}, {"cannot write: File too large", "nothing of it was lost"});
     // it tried to save at once, not at the end alone; whether that succeeded depends on when the limit was taken away
     const size_t failed = result.out.find("LOG FAILED");
     const std::string then = result.out.substr(failed, result.out.find("step 1500 |") - failed);
@@ -358,8 +357,7 @@ TEST_CASE("run log: what cannot be written is kept until it can be") {
 TEST_CASE("run log: lines that are lost in the end are said, and the exit code is 7") {
     const Place p;
     const ProgramRun result = p.train_limited("--steps 200", kSmall);
-    CHECK(result.exit_code == kExitSaveFailed);
-    check_holds(result.out, {"LOG FAILED: lines are missing", "trained 200 steps"});
+    check_run(result, kExitSaveFailed, {}, {"LOG FAILED: lines are missing", "trained 200 steps"});
     for (const Json& line : read_log(p.run)) { CHECK(line.contains("train_loss")); }  // whole lines
 }
 

@@ -39,8 +39,7 @@ struct DisturbedRuns : Runs {
     }
     // the run has left a checkpoint of this step, of which a run can go on
     void check_saved(const ProgramRun& result, int64_t step) const {
-        CHECK_MESSAGE(result.exit_code == kExitPreempted, result.out, result.err);
-        CHECK_MESSAGE(contains(result.out, "--resume auto --out " + out), result.out);
+        check_run(result, kExitPreempted, {}, {"--resume auto --out " + out});
         std::string notes;
         CHECK(find_checkpoint(out, &notes) == checkpoint_name(out, step));
         CHECK(notes == "");
@@ -381,9 +380,7 @@ TEST_CASE("threads: as many as OpenMP gives, or a message, and nobody waits for 
                                                       {{"OMP_NUM_THREADS=3", "OMP_DYNAMIC=true"}, 3},
                                                       {{"OMP_NUM_THREADS=4"}, 4}}) {
         CAPTURE(variables.back());
-        const ProgramRun r = run(train, given(variables));
-        CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
-        CHECK_MESSAGE(contains(r.out, fmt::format("CPU, {} threads,", threads)), r.out);
+        check_run(run(train, given(variables)), kExitDone, {}, {fmt::format("CPU, {} threads,", threads)});
     }
     ProgramRun r = run(train, [] {
         unsetenv("OMP_NUM_THREADS");
@@ -394,14 +391,12 @@ TEST_CASE("threads: as many as OpenMP gives, or a message, and nobody waits for 
     });
     CHECK_MESSAGE(contains(r.out, "CPU, 1 threads,"), r.out, r.err);
     r = run(train, given({"OMP_NUM_THREADS=99999"}));
-    CHECK(r.exit_code == kExitUsage);
-    CHECK_MESSAGE(contains(r.err, "OMP_NUM_THREADS: found 99999, expected at most 4096"), r.err);
+    check_run(r, kExitUsage, {"OMP_NUM_THREADS: found 99999, expected at most 4096"});
     r = run(train, [] {
         setenv("OMP_NUM_THREADS", "2", 1);
         refuse_calls({SYS_clone3, SYS_clone}, EAGAIN);  // as under a limit on processes
     });
-    CHECK(r.exit_code == kExitDevice);
-    CHECK_MESSAGE(contains(r.err, "or set OMP_NUM_THREADS to fewer threads"), r.err);
+    check_run(r, kExitDevice, {"or set OMP_NUM_THREADS to fewer threads"});
     CHECK_FALSE(fs::exists(folder / "run"));
     const std::string model = folder / "model.bin";
     CHECK(run(train, [] {}).exit_code == kExitDone);

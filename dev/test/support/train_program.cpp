@@ -93,9 +93,10 @@ ProgramRun run_well(const std::string& folder, const Words& options, const std::
     return run;
 }
 
-void check_run(const ProgramRun& run, int exit_code, const Words& says) {
+void check_run(const ProgramRun& run, int exit_code, const Words& says, const Words& prints) {
     CHECK_MESSAGE(run.exit_code == exit_code, run.out, run.err);
     for (const std::string& part : says) { CHECK_MESSAGE(contains(run.err, part), part, " in ", run.err); }
+    for (const std::string& part : prints) { CHECK_MESSAGE(contains(run.out, part), part, " in ", run.out); }
 }
 
 void wait_until(const std::function<bool()>& condition) {

@@ -45,8 +45,8 @@ ProgramRun run_train(const std::string& folder, const Words& options,
 ProgramRun run_well(const std::string& folder, const Words& options,
                     const std::string& program = train_program());
 
-// how it ended, and that stderr has all of these
-void check_run(const ProgramRun& run, int exit_code, const Words& says = {});
+// how it ended, and that stderr and stdout have all of these
+void check_run(const ProgramRun& run, int exit_code, const Words& says = {}, const Words& prints = {});
 
 // waits for it, at most for a minute
 void wait_until(const std::function<bool()>& condition);
