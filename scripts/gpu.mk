@@ -35,7 +35,7 @@ $(BUILD)/%.cu.o: %.cu $(SETTINGS) $(BUILD)/arch
 	$(compile_cu)
 # no device code is in these: for the host's compiler, as nvcc reads a file three times
 HOST_CU := train_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/profile/activity model/gpu/decoder \
-    ops/attention/c_abi ops/comm/device_comm ops/comm/host)
+    model/gpu/gpt2 ops/attention/c_abi ops/comm/device_comm ops/comm/host)
 define compile_host_cu
 @mkdir -p $(@D)
 $(COMPILE) -fPIC -isystem $(CUDA_HEADERS) -include cuda_runtime.h -x c++ -c $< -o $@
@@ -43,7 +43,7 @@ endef
 $(call gpu_objects,$(HOST_CU)): compile_cu = $(compile_host_cu)
 
 include llmc/layernorm/typed.mk
-GPU_SOURCES := $(wildcard llmc/model/*/*.cu llmc/ops/*.cu llmc/ops/*/*.cu llmc/layernorm/fp8/*.cu) $(LAYERNORM_SOURCES)
+GPU_SOURCES := $(wildcard $(addprefix llmc/,cuda/*.cu model/*/*.cu ops/*.cu ops/*/*.cu layernorm/fp8/*.cu)) $(LAYERNORM_SOURCES)
 $(OUT)train_gpt2cu: $(call gpu_objects,train_gpt2.cu $(GPU_SOURCES)) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)

@@ -33,7 +33,7 @@ $(filter %layernorm_backward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layerno
 $(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/forward/*.cu))
 $(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/backward/*.cu))
 ATTENTION_SHOOTOUTS := $(filter dev/cuda/attention_%,$(SHOOTOUTS))
-$(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/ops/,matmul/matmul.cu column_sums/bias.cu gelu.cu) \
+$(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/,cuda/checksum.cu ops/matmul/matmul.cu ops/column_sums/bias.cu ops/gelu.cu) \
     $(filter-out %c_abi.cu %/backward_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
 $(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
 $(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier/*.cu))
