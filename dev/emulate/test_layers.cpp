@@ -46,6 +46,12 @@ void check(const TypePair& types, Shape s) {
     check_forward(types, s);
     check_backward(types, s);
 }
+void check_rms(const TypePair& types, Shape s) {
+    check_problem(layernorm_forward_problem(types.dtype, s, Inputs::kNormal, rms_of(types.plain())));
+    for (const CallForm* form : {&types.plain(), &types.added()}) {
+        check_problem(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, rms_of(*form)));
+    }
+}
 void check_residual(const TypePair& types, Shape s) {
     check_problem(residual_layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain()));
 }
@@ -144,6 +150,12 @@ TEST_SUITE("emulated") {
             for (int C : kOthers) { check(kTypePairs[pair], few(C)); }
         }
     }
+    // shorter ones: the next test
+    TEST_CASE("emulated rmsnorm: rows of clusters") {
+        for (int C : {16'384, 20'001, 32'776, 65'536, 131'080, 262'144}) {
+            for (int pair : {0, 1}) { check_rms(kTypePairs[pair], {3, C}); }
+        }
+    }
     TEST_CASE("emulated layernorm: the same bits in any batch") {
         for (const choices::Case& c : choices::cases()) {
             if (c.bytes < 8 && c.N == 4096 && !c.lines && c.aligned_weights) { check_thresholds(c); }
@@ -165,6 +177,7 @@ TEST_SUITE("emulated") {
         // rows of teams; in 16 bits of a block, with 3 and 4 vectors to a lane, of 3 blocks and of 8
         for (int C : {1024, 10248, 12288, 14344, 20480, 65536}) {
             for (int types : {0, 1, 3}) { check(kTypePairs[types], {17, C}); }
+            check_rms(kTypePairs[1], {9, C});
         }
     }
     // of the only threshold of choose.h that is a number of rows

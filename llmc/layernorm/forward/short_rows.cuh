@@ -97,9 +97,12 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
 
 // A group of lanes that would have a row beyond the last does its warp's first again: all lanes have loaded before one
 // stores (the sums' shuffles wait for that), and its stores are the same.
-// of a multiprocessor, at least: behind a residual the compiler would take registers that cost a sixth of them
+// That are to fit a multiprocessor, where the compiler would take registers that cost some of them; 0: as it likes.
 template <typename L, bool kResidual, typename T, typename W>
-constexpr int kBlocks = kResidual && std::is_same_v<T, W> ? 768 / L::threads : 0;
+constexpr int kBlocks = !std::is_same_v<T, W>            ? 0
+                        : kResidual && L::k * L::n == 32 ? 768 / L::threads
+                        : L::k == 7 && L::n == 1         ? 2048 / L::threads
+                                                         : 0;
 
 template <typename L, bool kResidual, typename T, typename W>
 __global__ void __launch_bounds__(L::threads, (kBlocks<L, kResidual, T, W>))
