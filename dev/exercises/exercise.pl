@@ -230,8 +230,7 @@ sub grade_all {
     side_by_side(\@jobs, sub {
         my ($label, $said, $ok) = @_;
         $passed += $ok;
-        $said =~ s/^[^\[:]*\s*:?//;
-        $said =~ s/\n.*//s;
+        $said = substr($said =~ s/^[^\[:]*//r =~ s/\s*\n\s*/ /gr, 0, 300);
         printf "%-44s %s  %s\n", $label, $ok ? 'passed' : 'failed', $ok ? '' : $said;
     });
     printf "%d of %d passed\n", $passed, scalar @jobs;
