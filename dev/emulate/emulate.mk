@@ -6,25 +6,26 @@ EMULATED_ARCH ?= 900
 EMULATED  := $(BUILD)/emulated
 REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/*/*/*.cuh \
     llmc/layernorm/ladder/*/*.cuh llmc/ops/*/ladder/*.cuh llmc/ops/*/ladder/*/*.cuh dev/cuda/*.cuh))
-need_headers = $(if $(CUDA_HEADERS),-isystem $(CUDA_HEADERS),$(error \
-    no CUDA headers: dev/emulate/README.md says how to get them without a toolkit))
 # -Og: a third of the time to compile, and they run as fast. Vectors that are not aligned are errors, as on a GPU
 EMULATE    = $(call quiet,compile)$(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
              -Wno-narrowing -Wno-missing-field-initializers -Wno-maybe-uninitialized -Idev/emulate/include \
-             -I$(EMULATED) -I. $(DEPS_CPPFLAGS) $(need_headers) -MMD -MP
+             -I$(EMULATED) -I. $(DEPS_CPPFLAGS) -isystem $(CUDA_HEADERS) -MMD -MP
 .SECONDARY: $(REWRITTEN)
+NO_HEADERS := $(if $(CUDA_HEADERS),,no_cuda_headers)
+no_cuda_headers:
+	$(error no CUDA headers: dev/emulate/README.md says how to get them without a toolkit)
 $(EMULATED)/%: % dev/emulate/rewrite.pl
 	@mkdir -p $(@D)
 	@[ ! -e $< ] || perl dev/emulate/rewrite.pl $< > $@  # a header that is gone, which what was built before names
-$(EMULATED)/std.h.gch: $(SETTINGS)
+$(EMULATED)/std.h.gch: $(SETTINGS) | $(NO_HEADERS)
 	@mkdir -p $(@D)
 	@printf '#include <%s>\n' $(STANDARD) cuda_bf16.h cuda_fp16.h cuda_runtime_api.h > $(basename $@)
 	$(EMULATE) -x c++-header $(basename $@) -o $@
 $(EMULATED)/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) | $(REWRITTEN) $(EMULATED)/std.h.gch
 	$(EMULATE) -include $(EMULATED)/std.h -x c++ -c $< -o $@
 # -U: a checked longjmp refuses to go to another stack
-$(BUILD)/dev/emulate/%.o: CXXFLAGS += $(need_headers) -Idev/emulate/include -U_FORTIFY_SOURCE
+$(BUILD)/dev/emulate/%.o $(BUILD)/dev/exercises/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS) -Idev/emulate/include -U_FORTIFY_SOURCE
 # what the time goes into are the kernels, not what checks them
 $(BUILD)/dev/emulate/test_%.o: OPTIMIZE := $(OPTIMIZE:-O3=-Og)
 # the machine, and the kernels that ship
@@ -71,13 +72,14 @@ $(EMULATED_LADDERS): $(EMULATED)/$(HARNESS).o $(BUILD)/only/linked
 GRADER := $(call objects,$(addprefix dev/exercises/,grade.cpp watch.cpp) $(addprefix dev/emulate/,machine.cpp instructions.cpp \
     runtime.cpp)) $(FORMAT)
 GRADER_HEADERS := $(filter $(EMULATED)/llmc/cuda/% $(EMULATED)/llmc/ops/attention/%,$(REWRITTEN))
-$(BUILD)/dev/exercises/%.o: CXXFLAGS += $(need_headers) -Idev/emulate/include -U_FORTIFY_SOURCE
+$(filter $(BUILD)/dev/%,$(GRADER)): | $(NO_HEADERS)
 $(BUILD)/dev/exercises/%.o: OPTIMIZE := $(PLAIN)
 # what a variable holds that nobody has set is no zero
 accepted = $(shell $(CXX) $(1) -E -x c++ /dev/null >/dev/null 2>&1 && echo $(1))
 # Each access is a call: those of -fsanitize=thread, whose place watch.cpp takes. -no-pie: an address is a line.
-grading = GRADE_COMPILE='$(CXX) $(CXXFLAGS) -Og -g1 -fno-pie -fno-threadsafe-statics -finline-small-functions -D__CUDA_ARCH__=900 -fsanitize=thread \
-    --param tsan-instrument-func-entry-exit=0 -fsanitize=alignment$(comma)bounds $(call accepted,-ftrivial-auto-var-init=pattern) -w -Idev/emulate/include -I$(EMULATED) -I. \
+grading = GRADE_COMPILE='$(CXX) $(CXXFLAGS) -w -Og -g1 -fno-pie -fno-threadsafe-statics -finline-small-functions \
+    -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -fsanitize=alignment$(comma)bounds \
+    $(call accepted,-ftrivial-auto-var-init=pattern) -D__CUDA_ARCH__=900 -Idev/emulate/include -I$(EMULATED) -I. \
     $(DEPS_CPPFLAGS) -isystem $(CUDA_HEADERS) -x c++' \
     GRADE_LINK='$(CXX) -no-pie -fopenmp $(GRADER)' perl dev/exercises/exercise.pl
 exercise-%:

@@ -127,8 +127,27 @@ sub grade {
     }
     $said = `($ENV{GRADE_LINK} $folder/reader.o -o $folder/grade) 2>&1`;
     return ("$name [does not link]: $said", 0) if $? != 0;
-    $said = `$folder/grade $name 2>$folder/output`;
-    return ($said, $? == 0);
+    my ($most, $shapes) = map { "@{ $tasks{$name}{$_} }" } qw(most shapes);
+    # of the kernel's process: seconds, KB of address space, blocks of a file
+    my $run = "exec timeout -s KILL 40 $folder/grade $name $most $shapes 3>$folder/said >$folder/output 2>&1 </dev/null";
+    system('sh', '-c', "ulimit -t 20; ulimit -v 6000000; ulimit -f 4000; $run");
+    my ($status, @said) = ($?, split /\n/, slurp("$folder/said"));
+    my @notes = map { s/^\[note\] /  /r } grep { /^\[note\]/ } @said;
+    my @wrong = grep { !/^\[note\]/ } @said;
+    @wrong = ("[failure] its process ended early (status $status): see $folder/output") if !@wrong && $status != 0;
+    return (join('', map { "$name " . with_lines($_, "$folder/grade") . "\n" } @wrong), 0) if @wrong;
+    my ($next) = "@names " =~ /\Q$name\E (\S+) /;
+    push @notes, "  next: make exercise-$next" if $next;
+    return (join("\n", "$name: passed.", @notes, ''), 1);
+}
+# "x_v3.cuh:41" for {line:ADDRESS}: of what was inlined there the line in the reader's file
+sub with_lines {
+    my ($text, $program) = @_;
+    my $line = sub {
+        my @lines = map { s{.*/|\s.*}{}gr } split /\n/, `addr2line -i -e $program 0x$_[0]`;
+        return (grep { /_v\d/ } @lines)[-1] // $lines[0];
+    };
+    return $text =~ s/\{line:(\w+)\}/$line->($1)/ger;
 }
 
 # jobs side by side: each is [label, work], whose work returns text and success; results in the jobs' order
@@ -211,7 +230,7 @@ sub proof {
     side_by_side(\@jobs, sub {
         my ($label, $said, $right) = @_;
         $right ? $passed++ : $failed++;
-        my ($first) = $said =~ /^[^:]*(\[[^\n]*|: passed)/ ? $1 : $said;
+        my $first = $said =~ /(\[[^\n]*|: passed)/ ? $1 : $said;
         $first =~ s/\n.*//s;
         printf "%s %s\n    %s\n", $right ? 'ok    ' : 'FAILED', $label, $right ? substr($first, 0, 230) : $said;
     });

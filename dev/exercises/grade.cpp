@@ -1,16 +1,14 @@
-// Grades the reader's kernel with which it is linked: calls it on shapes that catch edges, in a process of its own, and says
-// what is wrong in plain English: grade EXERCISE. A wrong result is compared with what wrong formulas give (formulas.h):
-// the one that all its numbers agree with is its name.
+// Grades the reader's kernel with which it is linked: calls it on shapes that catch edges, and says what is wrong:
+//   grade EXERCISE TENSOR=TIMES,... SHAPE...     a SHAPE as fp32:37x96:64:normal: rows, columns, threads of a block, inputs
+// A wrong result is compared with what wrong formulas give (formulas.h): the one that all its numbers agree with is its
+// name. What is said goes to file 3, a line of it each; exercise.pl reads it, and limits what the process may take.
 #include <array>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <set>
 
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "dev/exercises/formulas.h"
@@ -21,80 +19,28 @@ using namespace llmc::exercise;
 
 namespace {
 
-constexpr int kSeconds = 10;                     // of all calls
-constexpr rlim_t kMostMemory = (rlim_t)6 << 30;  // address space
-constexpr rlim_t kMostFile = 1 << 20;
-constexpr auto kFp32 = Dtype::kFp32, kBf16 = Dtype::kBf16;
+constexpr int kSeconds = 10;  // of all calls
+constexpr auto kFp32 = Dtype::kFp32;
 
 struct Case {
     Dtype dtype;
     Shape shape;
-    int block = 64;
-    Inputs inputs = Inputs::kNormal;
+    int block;
+    Inputs inputs;
 };
-struct Exercise {
-    std::string_view name;
-    std::vector<Case> cases;
-    // how many times its bytes warps may ask for a tensor, in the first case: what the rung does, and a little
-    std::map<std::string, double> most;
-};
-
-std::vector<Case> with_hard_inputs(std::vector<Case> cases, int C) {
-    cases.push_back({kFp32, {5, C}, 64, Inputs::kOffset});
-    cases.push_back({kBf16, {4, 40}, 128, Inputs::kConstant});
-    return cases;
-}
-constexpr Shape sequences(int B, int NH, int T) { return {(int64_t)B * T, NH * kHeadColumns, T}; }
-
-// in order of difficulty
-std::vector<Exercise> exercises() {
-    auto any_rows = with_hard_inputs({{kFp32, {37, 96}},
-                                      {kBf16, {37, 96}},
-                                      {kFp32, {3, 250}},
-                                      {kBf16, {70, 33}},
-                                      {kFp32, {5, 33}, 32},
-                                      {kFp32, {1, 1}}},
-                                     200);
-    auto vector_rows = with_hard_inputs({{kBf16, {5, 768}},
-                                         {kFp32, {5, 768}},
-                                         {kFp32, {37, 8}},
-                                         {kBf16, {9, 1000}},
-                                         {kFp32, {3, 132}, 32},
-                                         {kBf16, {3, 2056}}},
-                                        256);
-    auto block_rows = with_hard_inputs({{kBf16, {5, 768}},
-                                        {kFp32, {5, 768}},
-                                        {kFp32, {7, 8}},
-                                        {kBf16, {3, 1000}, 96},
-                                        {kFp32, {3, 132}, 32},
-                                        {kBf16, {2, 4104}, 256}},
-                                       256);
-    auto short_rows = with_hard_inputs({{kBf16, {37, 64}},
-                                        {kFp32, {37, 64}},
-                                        {kFp32, {13, 8}},
-                                        {kBf16, {33, 24}},
-                                        {kFp32, {5, 100}, 32},
-                                        {kBf16, {7, 256}}},
-                                       64);
-    std::vector<Case> gradients = {{kFp32, {37, 96}},     {kBf16, {37, 96}},    {kFp32, {5, 250}, 128},
-                                   {kBf16, {130, 33}},    {kFp32, {3, 33}, 32}, {kFp32, {1, 1}},
-                                   {kFp32, {200, 40}, 96}};
-    std::vector<Case> heads = {{kBf16, sequences(2, 2, 17)},
-                               {kBf16, sequences(1, 3, 70)},
-                               {kBf16, sequences(1, 1, 1)},
-                               {kBf16, sequences(1, 3, 200), 0, Inputs::kOutlier}};
-    return {{"layernorm_forward-1", any_rows, {{"inp", 25}, {"out", 8.5}}},
-            {"layernorm_forward-2", any_rows, {{"inp", 3.3}, {"out", 1.1}, {"weight", 38}}},
-            {"residual_layernorm_forward-2",
-             any_rows,
-             {{"inp", 1.2}, {"inp2", 1.2}, {"residual", 3.2}, {"out", 1.1}}},
-            {"layernorm_forward-3", vector_rows, {{"inp", 1.1}, {"out", 1.1}, {"weight", 5.1}}},
-            {"layernorm_forward-5", short_rows, {{"inp", 1.4}, {"out", 1.1}}},
-            {"layernorm_forward-4", block_rows, {{"inp", 1.1}, {"out", 1.1}, {"weight", 5.1}}},
-            {"layernorm_backward-1", gradients, {{"dout", 18}, {"inp", 18}, {"dinp", 8.5}}},
-            {"layernorm_backward-2", gradients, {{"dout", 3.2}, {"inp", 3.2}, {"scratch", 2.2}}},
-            {"attention_forward-1", heads, {{"qkv", 10.5}, {"scratch", 15}, {"out", 1.1}}},
-            {"layernorm_backward-3", gradients, {{"dout", 2.2}, {"inp", 2.2}, {"dinp", 1.1}}}};
+Case case_of(const std::string& text) {
+    std::array<int, 3> n{};
+    std::array<char, 16> type{}, inputs{};
+    int block = 0,
+        sizes = std::sscanf(text.c_str(), "%15[^:]:%dx%dx%d", type.data(), &n[0], &n[1], &n[2]) - 1;
+    size_t rest = text.find(':', text.find(':') + 1);
+    require(rest != text.npos && std::sscanf(&text[rest], ":%d:%15s", &block, inputs.data()) == 2,
+            "grade: no such shape");
+    auto kind = std::find(std::begin(kInputsNames), std::end(kInputsNames), std::string_view(inputs.data()));
+    // attention's: sequences, heads, tokens
+    Shape shape = sizes == 3 ? Shape{(int64_t)n[0] * n[2], n[1] * kHeadColumns, n[2]} : Shape{n[0], n[1]};
+    Dtype dtype = std::string_view(type.data()) == "fp32" ? kFp32 : Dtype::kBf16;
+    return {dtype, shape, block, (Inputs)(kind - std::begin(kInputsNames))};
 }
 
 Problem make_problem(std::string_view exercise, const Case& c) {
@@ -106,13 +52,11 @@ Problem make_problem(std::string_view exercise, const Case& c) {
                                                      : layernorm_backward_problem(c.dtype, c.shape, c.inputs);
 }
 
-// ---- in the process of the kernel
-
-int report_to = -1;  // a pipe: a kind, a blank, a text, a line's end
-void report(const Finding& f) {
-    std::string line = fmt::format("{} {}\n", (int)f.kind, f.text);
-    if (write(report_to, line.data(), line.size()) < 0) { _exit(1); }
+void say(const Finding& f) {
+    std::string line = fmt::format("[{}] {}\n", kKindNames[(int)f.kind], f.text);
+    if (write(3, line.data(), line.size()) < 0) { _exit(1); }
 }
+void find(Kind kind, const std::string& text) { findings().push_back({kind, text}); }
 
 // what a kernel made of a case
 struct Outcome {
@@ -160,9 +104,7 @@ Outcome run(std::string_view name, const Case& c) {
     try {
         call(with);
     } catch (const Error& e) {
-        if (findings().empty()) {
-            findings().push_back({Kind::kFailure, fmt::format("the launch fails: {}", e.what())});
-        }
+        if (findings().empty()) { find(Kind::kFailure, fmt::format("the launch fails: {}", e.what())); }
     }
     for (const Output& out : p.out) {
         const Tensor* t = find_tensor(out.name);
@@ -278,131 +220,59 @@ std::string where_wrong(const Outcome& made, bool unwritten) {
     return "";
 }
 
-void report_results(const Exercise& e, const std::vector<Outcome>& all) {
+void judge_results(std::string_view exercise, const std::vector<Outcome>& all) {
     std::vector<const Outcome*> wrong;
     for (const Outcome& made : all) {
-        if (made.wrong(true)) { return report({Kind::kUnwritten, where_wrong(made, true)}); }
+        if (made.wrong(true)) { return find(Kind::kUnwritten, where_wrong(made, true)); }
         if (made.wrong()) { wrong.push_back(&made); }
     }
     if (wrong.empty()) { return; }
-    std::string mistake = mistake_by_formula(e.name, wrong);
+    std::string mistake = mistake_by_formula(exercise, wrong);
     if (mistake.empty()) { mistake = mistake_by_inputs(all, wrong); }
-    report({Kind::kResult, mistake + where_wrong(*wrong[0], false)});
+    find(Kind::kResult, mistake + where_wrong(*wrong[0], false));
 }
 
-void report_traffic(const Exercise& e) {
+// "" or what is wrong; most: "inp=3.3,out=1.1"
+std::string traffic_beyond(const std::string& most) {
     std::string asked;
     for (const Tensor& t : tensors()) {
         double times = (double)t.asked / (double)t.bytes();
         asked += fmt::format("{}{} {:.2f}", asked.empty() ? "" : ", ", t.name, times);
-        auto most = e.most.find(t.name);
-        if (most == e.most.end() || times <= most->second) { continue; }
-        return report({Kind::kTraffic, fmt::format("too many bytes: warps ask for {} {:.2f} times, in "
-                                                   "sectors of 32 bytes, where {:.2f} times suffice. "
-                                                   "Neighbouring lanes should take neighbouring elements; "
-                                                   "what is held need not be asked for again",
-                                                   t.name, times, most->second)});
+        size_t at = ("," + most).find("," + t.name + "=");
+        double enough = at == most.npos ? INFINITY : std::atof(&most[at + t.name.size() + 1]);
+        if (times <= enough) { continue; }
+        return fmt::format(
+            "too many bytes: warps ask for {} {:.2f} times, in sectors of 32 bytes, where {:.2f} suffice. "
+            "Neighbouring "
+            "lanes should take neighbouring elements; what is held need not be asked for again",
+            t.name, times, enough);
     }
-    report({Kind::kNote, "bytes asked for, in sectors of 32, in units of each tensor's own: " + asked});
-}
-
-[[noreturn]] void grade_here(const Exercise& e) {
-    auto limit = [](auto what, rlim_t most) {
-        rlimit limits{most, most};
-        setrlimit(what, &limits);
-    };
-    limit(RLIMIT_AS, kMostMemory);
-    limit(RLIMIT_FSIZE, kMostFile);
-    limit(RLIMIT_CPU, 2 * kSeconds);
-    start_watching(kSeconds, report);
-    std::vector<Outcome> all;
-    for (const Case& c : e.cases) {
-        all.push_back(run(e.name, c));
-        if (!findings().empty()) { break; }
-        if (all.size() == 1 && !all[0].wrong()) { report_traffic(e); }
-    }
-    bool ended = false;  // before it had written its results
-    for (const Finding& f : findings()) {
-        report({f.kind, f.text + ". With " + all.back().name()});
-        ended = ended || (f.kind != Kind::kRace && f.kind != Kind::kUninitialised);
-    }
-    if (!ended) { report_results(e, all); }
-    report({Kind::kNote, fmt::format("cases: {}", all.size())});
-    _exit(0);
-}
-
-// ---- in the process that waits
-
-// "x_v3.cuh:41" of an address: of what was inlined there the line in the reader's file
-std::string line_at(const std::string& address) {
-    std::string found = "?",
-                command = fmt::format("addr2line -i -e /proc/{}/exe 0x{} 2>/dev/null", getpid(), address);
-    std::array<char, 1024> text{};
-    FILE* pipe = popen(command.c_str(), "r");
-    while (pipe != nullptr && std::fgets(text.data(), text.size(), pipe) != nullptr) {
-        std::string line(text.data(), std::strcspn(text.data(), " \n"));
-        line = line.substr(line.rfind('/') + 1);
-        if (found == "?" || line.find("_v") != std::string::npos) { found = line; }
-    }
-    if (pipe != nullptr) { pclose(pipe); }
-    return found;
-}
-std::string with_lines(std::string text) {
-    for (size_t at; (at = text.find("{line:")) != std::string::npos;) {
-        size_t end = text.find('}', at);
-        text.replace(at, end + 1 - at, line_at(text.substr(at + 6, end - at - 6)));
-    }
-    return text;
-}
-
-int say(std::string_view name, std::string_view next, const std::string& said, int status) {
-    std::map<Kind, std::string> first;
-    std::string notes;
-    for (size_t at = 0, end; (end = said.find('\n', at)) != std::string::npos; at = end + 1) {
-        std::string line = said.substr(at, end - at), text = line.substr(line.find(' ') + 1);
-        auto kind = (Kind)std::atoi(line.c_str());
-        if (kind == Kind::kNote) {
-            notes += "  " + text + "\n";
-        } else {
-            first.emplace(kind, with_lines(text));
-        }
-    }
-    if (first.empty() && notes.find("cases:") == std::string::npos) {
-        first.emplace(Kind::kFailure, WIFSIGNALED(status)
-                                          ? fmt::format("the kernel's process ended by signal {} ({})",
-                                                        WTERMSIG(status), strsignal(WTERMSIG(status)))
-                                          : "the kernel's process ended itself");
-    }
-    for (const auto& [kind, text] : first) { fmt::print("{} [{}]: {}\n", name, kKindNames[(int)kind], text); }
-    if (!first.empty()) { return 1; }
-    fmt::print("{}: passed.\n{}", name, notes);
-    if (!next.empty()) { fmt::print("  next: make exercise-{}\n", next); }
-    return 0;
+    say({Kind::kNote, "bytes asked for, in sectors of 32, in units of each tensor's own: " + asked});
+    return "";
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    std::vector<Exercise> all = exercises();
-    auto e = std::find_if(all.begin(), all.end(),
-                          [&](const Exercise& e) { return argc > 1 && e.name == argv[1]; });
-    int ends[2];
-    if (e == all.end() || pipe(ends) != 0) {
-        fmt::print(stderr, "grade: no exercise {}\n", argc > 1 ? argv[1] : "");
-        return 2;
+    require(argc > 3, "grade EXERCISE TENSOR=TIMES,... SHAPE...");
+    start_watching(kSeconds, say);
+    std::string_view exercise = argv[1];
+    std::vector<Outcome> all;
+    std::string traffic;
+    bool ended = false;  // before it had written its results
+    for (int i = 3; i < argc && findings().empty(); i++) {
+        all.push_back(run(exercise, case_of(argv[i])));
+        for (Finding& f : findings()) {
+            f.text += ". With " + all.back().name();
+            ended = ended || (f.kind != Kind::kRace && f.kind != Kind::kUninitialised);
+        }
+        if (i == 3 && !all[0].wrong()) { traffic = traffic_beyond(argv[2]); }
     }
-    pid_t child = fork();
-    if (child == 0) {
-        close(ends[0]);
-        report_to = ends[1];
-        grade_here(*e);
-    }
-    close(ends[1]);
-    alarm(4 * kSeconds);  // what the kernel's process has started may keep the pipe open
-    std::string said;
-    std::array<char, 4096> buffer{};
-    for (ssize_t n; (n = read(ends[0], buffer.data(), buffer.size())) > 0;) { said.append(buffer.data(), n); }
-    int status = 0;
-    waitpid(child, &status, 0);
-    return say(e->name, std::next(e) == all.end() ? "" : std::next(e)->name, said, status);
+    if (!ended) { judge_results(exercise, all); }
+    if (!traffic.empty()) { find(Kind::kTraffic, traffic); }
+    std::stable_sort(findings().begin(), findings().end(),
+                     [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
+    for (const Finding& f : findings()) { say(f); }
+    say({Kind::kNote, fmt::format("{} shapes", all.size())});
+    _exit(0);  // of what the reader's file may have left to be done
 }

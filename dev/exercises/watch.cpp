@@ -59,15 +59,20 @@ std::unordered_map<uint32_t, std::string> names;  // of blocks, by number
 
 std::string line_of(const Access& a) { return fmt::format("{{line:{:x}}}", a.line); }
 
-void say(Kind kind, const std::string& text) {
+const char* verb(bool write) { return write ? "writes" : "reads"; }
+
+template <typename... X>
+void say(Kind kind, fmt::format_string<X...> text, X&&... x) {
     for (const Finding& f : found) {
         if (f.kind == kind) { return; }  // the first of its kind
     }
-    found.push_back({kind, text});
+    found.push_back({kind, fmt::format(text, std::forward<X>(x)...)});
 }
-[[noreturn]] void end_launch(Kind kind, const std::string& text) {
-    say(kind, text);
-    machine().fail(text);
+template <typename... X>
+[[noreturn]] void end_launch(Kind kind, fmt::format_string<X...> text, X&&... x) {
+    say(kind, text, std::forward<X>(x)...);
+    machine().fail("");
+    std::abort();
 }
 
 Access access_now(uint32_t line) {
@@ -85,19 +90,17 @@ Access access_now(uint32_t line) {
 // ---- names
 
 std::string who(const Access& a) { return fmt::format("thread {} of block {}", a.thread, names[a.block]); }
-std::string element_of(const Tensor& t, ptrdiff_t byte) {
-    ptrdiff_t i = byte / t.element;
+bool in_arena(const std::byte* p) { return p >= arena && p < arena + kMostTensors * kRoom; }
+std::string place_of(const std::byte* p) {
+    const emulation::Block& block = machine().block();
+    if (!in_arena(p)) {
+        return p >= block.dynamic ? fmt::format("byte {} of the dynamic shared memory", p - block.dynamic)
+                                  : fmt::format("byte {} of the shared variables", p - block.memory);
+    }
+    const Tensor& t = all[(p - arena) / kRoom];
+    ptrdiff_t i = (p - t.data) / t.element;
     return t.cols > 1 ? fmt::format("{}[{}][{}]", t.name, i / t.cols, i % t.cols)
                       : fmt::format("{}[{}]", t.name, i);
-}
-std::string place_of(const std::byte* p) {
-    if (p >= arena && p < arena + kMostTensors * kRoom) {
-        const Tensor& t = all[(p - arena) / kRoom];
-        return element_of(t, p - t.data);
-    }
-    const emulation::Block& block = machine().block();
-    return p >= block.dynamic ? fmt::format("byte {} of the dynamic shared memory", p - block.dynamic)
-                              : fmt::format("byte {} of the shared variables", p - block.memory);
 }
 
 // ---- order
@@ -127,16 +130,14 @@ bool ordered(const Access& before, const Access& after) {
 
 void race(const Access& before, bool wrote, const Access& after, bool writes, const std::byte* p) {
     constexpr uint32_t kWarp = emulation::kWarp;
-    std::string cure = before.block != after.block
-                           ? "Blocks of a launch come in any order: give each what it writes"
-                       : before.thread / kWarp == after.thread / kWarp
-                           ? "Lanes of a warp need not run together: __syncwarp() or __syncthreads() is "
-                             "missing between the two"
-                           : "__syncthreads() is missing between the two";
-    say(Kind::kRace,
-        fmt::format("a race: {} {} {} in {}, and {} {} it in {}; nothing says which comes first. {}",
-                    who(before), wrote ? "writes" : "reads", place_of(p), line_of(before), who(after),
-                    writes ? "writes" : "reads", line_of(after), cure));
+    const char* cure =
+        before.block != after.block ? "Blocks come in any order: give each what it writes"
+        : before.thread / kWarp != after.thread / kWarp
+            ? "__syncthreads() is missing between the two"
+            : "Lanes need not run together: __syncwarp() or __syncthreads() is missing between the two";
+    say(Kind::kRace, "a race: {} {} {} in {}, and {} {} it in {}; nothing says which comes first. {}",
+        who(before), verb(wrote), place_of(p), line_of(before), who(after), verb(writes), line_of(after),
+        cure);
 }
 
 void visit(Cell& cell, const Access& a, bool write, const std::byte* p) {
@@ -167,37 +168,37 @@ void count_sectors(Tensor& t, const Access& a, const std::byte* p, size_t bytes)
     }
 }
 
-void touch_tensor(const std::byte* p, size_t bytes, bool write, uint32_t line) {
-    size_t which = (p - arena) / kRoom;
-    if (which >= all.size()) {
-        end_launch(Kind::kBounds, fmt::format("{} {} memory far from any tensor in {}", who(current),
-                                              write ? "writes to" : "reads", line_of(current)));
-    }
-    Tensor& t = all[which];
-    Access a = current = access_now(line);
-    ptrdiff_t at = p - t.data;
-    if (at < 0 || (size_t)at + bytes > t.bytes()) {
-        ptrdiff_t beyond = at < 0 ? -at : at + (ptrdiff_t)bytes - (ptrdiff_t)t.bytes();
-        end_launch(Kind::kBounds,
-                   fmt::format("out of bounds: {} {} {} bytes {} {}, {} bytes {} of {} x {} elements, in {}",
-                               who(a), write ? "writes" : "reads", bytes, at < 0 ? "before" : "at",
-                               at < 0 ? t.name : element_of(t, at), beyond,
-                               at < 0 ? "before its begin; it is" : "past the end of a tensor", t.rows,
-                               t.cols, line_of(a)));
-    }
-    if (write && t.input) {
-        end_launch(Kind::kBounds, fmt::format("{} writes {}, which is an input, in {}", who(a),
-                                              element_of(t, at), line_of(a)));
-    }
-    count_sectors(t, a, p, bytes);
-    for (size_t cell = at / kGranule; cell <= (at + bytes - 1) / kGranule; cell++) {
-        Cell& c = cells[which][cell];
-        if (!write && !t.input && c.write.time == 0) {
-            say(Kind::kUninitialised, fmt::format("{} reads {} in {}, which nobody has written", who(a),
-                                                  element_of(t, at), line_of(a)));
+// began: what was done before there was another memory there
+void visit_all(Cell* cells, const Access& a, size_t at, const std::byte* p, size_t bytes, bool write,
+               uint64_t began, bool given) {
+    for (size_t i = at / kGranule; i <= (at + bytes - 1) / kGranule; i++) {
+        Cell& c = cells[i];
+        if (std::max(c.write.time, c.reads[0].time) < began) { c = {}; }
+        if (!write && !given && c.write.time == 0) {
+            say(Kind::kUninitialised, "{} reads {} in {}, which nobody has written", who(a), place_of(p),
+                line_of(a));
         }
         visit(c, a, write, p);
     }
+}
+
+void touch_tensor(const std::byte* p, size_t bytes, bool write, uint32_t line) {
+    Access a = current = access_now(line);
+    size_t which = (p - arena) / kRoom;
+    if (which >= all.size()) {
+        end_launch(Kind::kBounds, "{} {} memory far from any tensor in {}", who(a), verb(write), line_of(a));
+    }
+    Tensor& t = all[which];
+    ptrdiff_t at = p - t.data;
+    if (at < 0 || (size_t)at + bytes > t.bytes()) {
+        end_launch(Kind::kBounds, "{} {} {} bytes at {}, outside of a tensor of {} x {} elements, in {}",
+                   who(a), verb(write), bytes, place_of(p), t.rows, t.cols, line_of(a));
+    }
+    if (write && t.input) {
+        end_launch(Kind::kBounds, "{} writes {}, which is an input, in {}", who(a), place_of(p), line_of(a));
+    }
+    count_sectors(t, a, p, bytes);
+    visit_all(cells[which].data(), a, at, p, bytes, write, 0, t.input);
 }
 
 void touch_shared(const std::byte* p, size_t bytes, bool write, uint32_t line) {
@@ -205,25 +206,14 @@ void touch_shared(const std::byte* p, size_t bytes, bool write, uint32_t line) {
     Access a = current = access_now(line);
     bool fixed = p + bytes <= block.memory + emulation::reserve_static(0, 1);
     if (!fixed && (p < block.dynamic || p + bytes > block.memory + emulation::kMemory)) {
-        end_launch(Kind::kBounds,
-                   fmt::format("out of bounds: {} {} shared memory where the block has none, in {}", who(a),
-                               write ? "writes" : "reads", line_of(a)));
+        end_launch(Kind::kBounds, "{} {} shared memory where the block has none, in {}", who(a), verb(write),
+                   line_of(a));
     }
     Cell*& of_block = shared[block.memory];
     if (of_block == nullptr) {
         of_block = static_cast<Cell*>(std::calloc(emulation::kMemory / kGranule, sizeof(Cell)));
     }
-    size_t at = p - block.memory;
-    for (size_t cell = at / kGranule; cell <= (at + bytes - 1) / kGranule; cell++) {
-        Cell& c = of_block[cell];
-        if (std::max(c.write.time, c.reads[0].time) < block.began) { c = {}; }
-        if (!write && c.write.time == 0) {
-            say(Kind::kUninitialised,
-                fmt::format("{} reads {} in {}, which no thread of the block has written", who(a),
-                            place_of(p), line_of(a)));
-        }
-        visit(c, a, write, p);
-    }
+    visit_all(of_block, a, p - block.memory, p, bytes, write, block.began, false);
 }
 
 void touch(const void* address, size_t bytes, bool write, void* from) {
@@ -231,7 +221,7 @@ void touch(const void* address, size_t bytes, bool write, void* from) {
     const auto* p = static_cast<const std::byte*>(address);
     auto line = (uint32_t)(uintptr_t)from - 1;  // within the call
     const std::byte* memory = machine().block().memory;
-    if (p >= arena && p < arena + kMostTensors * kRoom) {
+    if (in_arena(p)) {
         touch_tensor(p, bytes, write, line);
     } else if (p >= memory && p < memory + emulation::kMemory) {
         touch_shared(p, bytes, write, line);
@@ -243,50 +233,36 @@ void touch(const void* address, size_t bytes, bool write, void* from) {
 void at_atomic(const void* address) {
     if (atomics_of != machine().launched()) { atomics.clear(); }
     atomics_of = machine().launched();
-    emulation::Block& block = machine().block();
-    atomics.push_back({address, access_now(current.line), block.met});
-    const auto* p = static_cast<const std::byte*>(address);
-    if (p < arena || p >= arena + kMostTensors * kRoom) { return; }
-    size_t which = (p - arena) / kRoom;
-    if (which < all.size() && p >= all[which].data && p + 4 <= all[which].data + all[which].bytes()) {
-        for (size_t i = 0; i < 4 / kGranule; i++) {
-            Cell& c = cells[which][(p - all[which].data) / kGranule + i];
-            if (c.write.time == 0) { c.write = atomics.back().by; }
-        }
-    }
+    atomics.push_back({address, access_now(current.line), machine().block().met});
 }
 
 void at_failure(const std::string& why) {
-    Kind kind = why.find("wait") != std::string::npos || why.find("lanes of a warp at") != std::string::npos
-                    ? Kind::kBarrier
-                    : Kind::kFailure;
-    std::string text = why;
-    if (kind == Kind::kBarrier) {
-        size_t colon = why.find("wait: ");
-        text = fmt::format(
-            "a barrier that not all reach: {} never to go on, as the others have ended or wait elsewhere. "
-            "Who "
-            "returns early, or meets it inside an if, keeps the rest waiting: all threads of the block must "
-            "come to __syncthreads, all lanes of the warp to a shuffle",
-            colon == std::string::npos ? why + ":" : "these threads wait, " + why.substr(colon + 6) + ",");
+    bool waits = why.find("wait: ") != std::string::npos;
+    if (waits || why.find("lanes of a warp at") != std::string::npos) {
+        say(Kind::kBarrier,
+            "a barrier that not all reach: {}; the others have ended, or wait elsewhere. All threads of the "
+            "block must come to "
+            "__syncthreads, all lanes of the warp to a shuffle: none may return before, or pass by an if",
+            waits ? "for ever wait " + why.substr(why.find("wait: ") + 6) : why);
+    } else if (found.empty()) {
+        say(Kind::kFailure, "{}", why);
     }
-    if (kind == Kind::kBarrier || found.empty()) { say(kind, text); }
 }
 
 void at_signal(int signal, siginfo_t* info, void*) {
-    Access a = current;
-    if (signal == SIGSEGV || signal == SIGBUS) {
-        last_words({Kind::kBounds,
-                    fmt::format("out of bounds: a thread touches address {}, which is of no tensor; its last "
-                                "access before was in {}",
-                                info->si_addr, line_of(a))});
-    } else {
+    std::string last = line_of(current);
+    if (signal == SIGALRM) {
         bool inside = machine().in_thread();
-        last_words({Kind::kEndless, fmt::format("it does not end: {}the last access was in {}",
-                                                inside ? fmt::format("thread {} of block {} still runs; ",
-                                                                     threadIdx.x, blockIdx.x)
-                                                       : "",
-                                                line_of(a))});
+        std::string thread =
+            inside ? fmt::format("thread {} of block {} still runs; ", threadIdx.x, blockIdx.x) : "";
+        last_words(
+            {Kind::kEndless, fmt::format("it does not end: {}the last access was in {}", thread, last)});
+    } else {
+        last_words(
+            {Kind::kBounds,
+             fmt::format(
+                 "a thread touches address {}, which is of no tensor; the last access before was in {}",
+                 info->si_addr, last)});
     }
     _exit(0);
 }
@@ -370,20 +346,15 @@ void __tsan_write_range(void* p, size_t bytes) { touch(p, bytes, true, __builtin
 
 void __ubsan_handle_type_mismatch_v1(Mismatch* what, uintptr_t address) {
     if (!machine().in_thread()) { return; }
+    int bytes = 1 << what->log_alignment;
     end_launch(
         Kind::kAlignment,
-        fmt::format(
-            "misaligned: thread {} of block {} moves a vector of {} bytes at once at an address that is no "
-            "multiple of {} ({} bytes past one), in {}:{}",
-            threadIdx.x, blockIdx.x, 1 << what->log_alignment, 1 << what->log_alignment,
-            address % (1u << what->log_alignment), what->at.file, what->at.line));
+        "thread {} of block {} moves {} bytes at once at an address {} past a multiple of {}, in {}:{}",
+        threadIdx.x, blockIdx.x, bytes, address % bytes, bytes, what->at.file, what->at.line);
 }
 void __ubsan_handle_out_of_bounds(Source* at, uintptr_t index) {
     if (!machine().in_thread()) { return; }
-    end_launch(
-        Kind::kBounds,
-        fmt::format("out of bounds: thread {} of block {} takes element {} of an array that has fewer, in "
-                    "{}:{}",
-                    threadIdx.x, blockIdx.x, (long long)index, at->file, at->line));
+    end_launch(Kind::kBounds, "thread {} of block {} takes element {} of an array that has fewer, in {}:{}",
+               threadIdx.x, blockIdx.x, (long long)index, at->file, at->line);
 }
 }
