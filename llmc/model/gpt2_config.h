@@ -131,6 +131,12 @@ inline int64_t num_parameters(const GPT2Config& c) {
     return file_elements(c) - (int64_t)(c.padded_vocab_size - c.vocab_size) * c.channels;
 }
 
+// Where Dropout's places are: before which layernorm, by its weight. In front of the first there are the embeddings, of the
+// others what attention's projection or fcproj adds to the residual stream.
+inline uint32_t dropout_place(const GPT2Config& c, int layernorm, int layer) {
+    return (uint32_t)(layernorm == kLnfw ? 2 * c.num_layers : 2 * layer + (layernorm == kLn2w));
+}
+
 // Where each tensor lies in memory, in elements of a 4-byte type (offsets are multiples of 64 elements = 256
 // bytes).
 class ParameterLayout {

@@ -34,6 +34,8 @@ struct ModelSettings {
     bool graph = true;             // on a GPU a step's launches are recorded once and repeated; same bits
     bool fp8 = false;      // products of the blocks' linear layers (fp8_tensors.h); on a GPU with bf16
     bool muon = false;     // for the blocks' matrices (llmc/ops/muon/muon.h)
+    double dropout = 0;    // in a step, not in evaluate() (llmc/host/base/dropout.h)
+    uint64_t seed = 0;     // of its masks
     int ranks = 1;         // must divide groups
     int groups = 1;        // of micro-batches
     bool shard = true;     // each rank has a share of the optimizer's state only (ZeRO-1)
@@ -84,6 +86,11 @@ inline int64_t count_targets(const GPT2Config& c, int B, int T, std::span<const 
     }
     require(targets > 0, "GPT2: no target to learn from");
     return targets;
+}
+
+// The number in the step of the i-th micro-batch of those that a rank is given, `each` in a group.
+constexpr int64_t micro_batch_number(int64_t i, int64_t each, int64_t rank, int64_t ranks) {
+    return (i / each * ranks + rank) * each + i % each;
 }
 
 struct MemoryPlan {

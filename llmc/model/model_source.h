@@ -33,6 +33,7 @@ void require_finite_results(const char* what, std::span<const float> values);
 struct HfFacts {
     std::vector<int> begins, ends;  // of a text: bos_token_id, eos_token_id, if the vocabulary has them
     std::string kept = "{}";        // these and others, as a JSON object
+    double attn_pdrop = 0;          // of the dropout in attention that it was trained with
 };
 
 class ModelSource {

@@ -23,6 +23,7 @@ void ReferenceModel<Real>::forward(const Batch& batch) {
     Array proj;
     Real* encoded = sized(encoded_, N * C);
     encoder_forward_cpu(encoded, batch.tokens.data(), weight(kWte, 0), weight(kWpe, 0), B, T, C);
+    encoded_ = dropped(encoded_, kLn1w, 0);
     store(encoded_);
     const Array* residual = &encoded_;
     for (int l = 0; l < config_.num_layers; l++) {
@@ -34,7 +35,7 @@ void ReferenceModel<Real>::forward(const Batch& batch) {
         store(a.atty);
         matmul(proj, a.atty, kAttprojw, l);
         store(proj);
-        add(a.residual2, *residual, proj);
+        add(a.residual2, *residual, proj, kLn2w, l);
         normalise(a.ln2, a.residual2, kLn2w, l);
         matmul(a.fch, a.ln2.out, kFcw, l);
         if (fp8()) { store(a.fch); }                                          // a kernel of its own reads it
@@ -43,7 +44,7 @@ void ReferenceModel<Real>::forward(const Batch& batch) {
         store(a.fch);
         matmul(proj, a.gelu, kFcprojw, l);
         store(proj);
-        add(a.residual3, a.residual2, proj);
+        add(a.residual3, a.residual2, proj, l + 1 < config_.num_layers ? kLn1w : kLnfw, l + 1);
         residual = &a.residual3;
     }
     normalise(lnf_, *residual, kLnfw, 0);
@@ -55,33 +56,37 @@ template <typename Real>
 void ReferenceModel<Real>::backward(const Batch& batch, double dloss) {
     int B = batch.B, T = batch.T, C = config_.channels, NH = config_.num_heads, L = config_.num_layers;
     int64_t N = (int64_t)B * T;
-    Array dproj, dwide, dresidual(N * C, Real{0});  // (N,C), (N,4C) or (N,3C), (N,C)
+    Array dproj, dwide, dresidual(N * C, Real{0}), dbranch;  // (N,C), (N,4C) or (N,3C), (N,C), (N,C)
+    auto add_backward = [&](const Array& residual, const Norm& ln, int tensor, int layer) {
+        normalise_backward(dresidual, dproj, residual, ln, tensor, layer);
+        dbranch = dropped(dresidual, tensor, layer);
+        store(dbranch);
+    };
     classifier_backward_cpu(logits_.data(), logits_.data(), batch.targets.data(), dloss, N,
                             config_.vocab_size, config_.padded_vocab_size);
     store(logits_);
     matmul_backward(dproj, logits_, lnf_.out, kWte, 0);
     store(dproj);
-    normalise_backward(dresidual, dproj, layers_[L - 1].residual3, lnf_, kLnfw, 0);
+    add_backward(layers_[L - 1].residual3, lnf_, kLnfw, 0);
     for (int l = L - 1; l >= 0; l--) {
         Layer& a = layers_[l];
-        matmul_backward(dwide, dresidual, a.gelu, kFcprojw, l);
+        matmul_backward(dwide, dbranch, a.gelu, kFcprojw, l);
         if (fp8()) { store(dwide); }
         gelu_backward_cpu(dwide.data(), dwide.data(), a.fch.data(), 4 * N * C);  // of the exact product
         if (!fp8()) { store(dwide); }
         matmul_backward(dproj, dwide, a.ln2.out, kFcw, l);
         store(dproj);
-        normalise_backward(dresidual, dproj, a.residual2, a.ln2, kLn2w, l);
-        matmul_backward(dproj, dresidual, a.atty, kAttprojw, l);
+        add_backward(a.residual2, a.ln2, kLn2w, l);
+        matmul_backward(dproj, dbranch, a.atty, kAttprojw, l);
         store(dproj);
         attention_backward_cpu(sized(dwide, N * 3 * C), dproj.data(), a.qkv.data(), a.atty.data(),
                                a.lse.data(), B, T, C, NH);
         store(dwide);
         matmul_backward(dproj, dwide, a.ln1.out, kQkvw, l);
         store(dproj);
-        const Array& residual = l == 0 ? encoded_ : layers_[l - 1].residual3;
-        normalise_backward(dresidual, dproj, residual, a.ln1, kLn1w, l);
+        add_backward(l == 0 ? encoded_ : layers_[l - 1].residual3, a.ln1, kLn1w, l);
     }
-    encoder_backward_cpu(grad(kWte, 0), grad(kWpe, 0), dresidual.data(), batch.tokens.data(), B, T, C);
+    encoder_backward_cpu(grad(kWte, 0), grad(kWpe, 0), dbranch.data(), batch.tokens.data(), B, T, C);
 }
 
 template <typename Real>

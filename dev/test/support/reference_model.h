@@ -92,6 +92,8 @@ public:
     int64_t updates() const { return updates_; }
     void set_updates(int64_t n) { updates_ = n; }
 
+    // of forward_backward(), whose rows are those of step 0, and micro-batches of up to the constructor's B T rows
+    void set_dropout(const Dropout& dropout) { dropout_ = dropout; }
     // the gradients of the mean loss of these batches; returns the loss
     double forward_backward(std::span<const Batch> micro_batches) {
         int64_t targets = 0;
@@ -100,10 +102,14 @@ public:
         }
         for (Array& g : grads_) { std::fill(g.begin(), g.end(), Real{0}); }
         double sum = 0;
+        DropoutRows rows;
+        dropout_.rows = &rows;
         for (const Batch& batch : micro_batches) {
             for (float loss : evaluate(batch).losses) { sum += loss; }
             backward(batch, 1.0 / (double)targets);
+            rows.first += rows_;
         }
+        dropout_.rows = nullptr;
         return sum / (double)targets;
     }
 
@@ -207,9 +213,20 @@ private:
                             w.data(), N, C, OC);
         if (tensor != kWte) { bias_backward_cpu(grad(tensor + 1, layer), dout.data(), N, OC, OC); }
     }
-    void add(Array& residual, const Array& stream, const Array& branch) const {
+    Array dropped(const Array& x, int layernorm, int layer) const {
+        Array out = x;
+        Dropout here = dropout_;
+        here.place = dropout_place(config_, layernorm, layer);
+        if (here.rows != nullptr) {
+            const int C = config_.channels;
+            dropout_cpu(out.data(), x.data(), here, (int64_t)x.size() / C, C);
+        }
+        return out;
+    }
+    void add(Array& residual, const Array& stream, const Array& branch, int layernorm, int layer) const {
+        const Array more = dropped(branch, layernorm, layer);
         residual.resize(stream.size());
-        std::transform(stream.begin(), stream.end(), branch.begin(), residual.begin(), std::plus<Real>());
+        std::transform(stream.begin(), stream.end(), more.begin(), residual.begin(), std::plus<Real>());
         store(residual);
     }
     void normalise(Norm& ln, const Array& residual, int tensor, int layer) const {
@@ -245,6 +262,7 @@ private:
     int64_t rows_;
     Arena weights_, master_, m_, v_, grads_;
     std::vector<Layer> layers_;
+    Dropout dropout_;
     Array encoded_, logits_, amax_, known_;
     Norm lnf_;
     std::vector<float> losses_;

@@ -41,7 +41,7 @@ struct Options {
     double lr = -1, final_lr_fraction = -1;                  // negative: worked out by the plan
     int64_t warmup = -1, val_every = -1, sample_every = -1;  // so are these
     Decay schedule = Decay::kCosine;
-    double weight_decay = 0.0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0;
+    double weight_decay = 0.0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, dropout = 0;
     double skip_loss_zscore = 0, skip_norm_zscore = 0;
 
     int64_t val_tokens = -1, hellaswag_every = 0;

@@ -63,7 +63,8 @@ GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& se
       T_(T),
       settings_(settings),
       sums_(StateShares(config, settings), settings.comm),
-      pieces_(update_pieces(config, sums_.shares(), sums_.rank())) {
+      pieces_(update_pieces(config, sums_.shares(), sums_.rank())),
+      dropout_(settings.dropout, settings.seed) {
     require_defaults(settings);
     require_sizes(config, B, T);
     require((int64_t)B * T <= INT32_MAX, "GPT2Cpu: B * T must fit in 32 bits, the BLAS's index");
@@ -186,16 +187,26 @@ void GPT2Cpu::linear_backward(float* dinp, const float* dout, const std::vector<
                          inner, OC);
 }
 
+const float* GPT2Cpu::dropped(float* to, const float* x, int layernorm, int layer) const {
+    if (!training_ || settings_.dropout == 0) { return x; }
+    Dropout here = dropout_;
+    here.rows = &dropout_rows_;
+    here.place = dropout_place(config_, layernorm, layer);
+    dropout_cpu(to, x, here, rows_, config_.channels);
+    return to;
+}
+
 void GPT2Cpu::forward(const Batch& batch) {
     const int B = batch.B, T = batch.T, C = config_.channels, L = config_.num_layers;
     const int64_t N = rows_ = B * T;
     float* proj = proj_.data();
     auto add_and_normalise = [&](Norm& norm, int weight, int l, std::vector<float>& sum, const float* inp) {
         residual_layernorm_forward_cpu(sum.data(), norm.out.data(), norm.mean.data(), norm.rstd.data(), inp,
-                                       proj, param(weight, l), param(weight + 1, l), N, C, kLayernormEps);
+                                       dropped(proj, proj, weight, l), param(weight, l), param(weight + 1, l),
+                                       N, C, kLayernormEps);
     };
     encoder_forward_cpu(encoded_.data(), batch.tokens.data(), param(kWte), param(kWpe), B, T, C);  // (N,C)
-    const float* residual = encoded_.data();
+    const float* residual = dropped(encoded_.data(), encoded_.data(), kLn1w, 0);
     Norm& first = layers_[0].ln1;
     layernorm_forward_cpu(first.out.data(), first.mean.data(), first.rstd.data(), residual, param(kLn1w),
                           param(kLn1b), N, C, kLayernormEps);
@@ -225,10 +236,12 @@ void GPT2Cpu::backward(const Batch& batch, double dloss) {
     const int B = batch.B, T = batch.T, C = config_.channels, V = config_.vocab_size;
     const int Vp = config_.padded_vocab_size, L = config_.num_layers;
     const int64_t N = rows_;
+    const float* dbranch = nullptr;  // of what was added to the stream before the last layernorm
     float *dresidual = dresidual_.data(), *dproj = dproj_.data(), *dwide = dwide_.data();
     auto layernorm = [&](const Norm& norm, int weight, int l, const std::vector<float>& inp) {
         residual_layernorm_backward_cpu(dresidual, grad(weight, l), grad(weight + 1, l), dproj, inp.data(),
                                         param(weight, l), norm.mean.data(), norm.rstd.data(), N, C);
+        dbranch = dropped(proj_.data(), dresidual, weight, l);
     };
     classifier_backward_cpu(logits_.data(), logits_.data(), batch.targets.data(), dloss, N, V, Vp);
     matmul_backward_blas(dproj, grad(kWte), nullptr, logits_.data(), Vp, lnf_.out.data(), param(kWte), N, C,
@@ -238,22 +251,23 @@ void GPT2Cpu::backward(const Batch& batch, double dloss) {
     for (int l = L - 1; l >= 0; l--) {
         if (stopping()) { return; }
         Layer& a = layers_[l];
-        linear_backward(dwide, dresidual, a.fch_gelu, kFcprojw, l);  // (N,4C)
+        linear_backward(dwide, dbranch, a.fch_gelu, kFcprojw, l);  // (N,4C)
         gelu_backward_cpu(dwide, dwide, a.fch.data(), N * 4 * C);
         linear_backward(dproj, dwide, a.ln2.out, kFcw, l);
         layernorm(a.ln2, kLn2w, l, a.residual2);
-        linear_backward(dproj, dresidual, a.atty, kAttprojw, l);
+        linear_backward(dproj, dbranch, a.atty, kAttprojw, l);
         attention_backward_blas(dwide, scratch_.data(), dproj, a.qkv.data(), a.atty.data(), a.lse.data(), B,
                                 T, C, config_.num_heads);
         linear_backward(dproj, dwide, a.ln1.out, kQkvw, l);  // dwide holds dqkv (N,3C) here
         layernorm(a.ln1, kLn1w, l, l == 0 ? encoded_ : layers_[l - 1].residual3);
     }
-    encoder_backward_cpu(grad(kWte), grad(kWpe), dresidual, batch.tokens.data(), B, T, C);
+    encoder_backward_cpu(grad(kWte), grad(kWpe), dbranch, batch.tokens.data(), B, T, C);
 }
 
 double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches) {
     const int64_t targets = count_targets(config_, B_, T_, micro_batches);
     double sum = 0;
+    dropout_rows_ = {};
     add_gradients(micro_batches, true, 1.0 / targets, &sum);
     return sum / targets;
 }
@@ -270,6 +284,7 @@ bool GPT2Cpu::add_gradients(std::span<const Batch> micro_batches, bool last, dou
         for (int i = 0; i < rows_; i++) { *loss += losses_[i]; }
         backward(batch, dloss);
         if (stopping()) { return false; }
+        dropout_rows_.first += (int64_t)B_ * T_;
         if (last && &batch == &micro_batches.back()) { break; }
         bool stop = stop_requested != 0;
         if (settings_.comm != nullptr) { stop = settings_.comm->root_says("whether to stop", stop); }
@@ -288,6 +303,9 @@ bool GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParam
     std::vector<double> losses(groups);
     for (size_t g = 0; g < groups; g++) {
         const bool last = g + 1 == groups;
+        const int64_t number = micro_batch_number((int64_t)(g * each), (int64_t)each, (int64_t)sums_.rank(),
+                                                  sums_.shares().ranks);
+        dropout_rows_ = {number * B_ * T_, (uint32_t)params.step};
         if (!add_gradients(micro_batches.subspan(g * each, each), last, 1.0 / targets, &losses[g])) {
             return false;
         }

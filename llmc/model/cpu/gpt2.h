@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "llmc/host/base/dropout.h"
 #include "llmc/model/cpu/blas.h"
 #include "llmc/model/cpu/fp8_rounding.h"
 #include "llmc/model/cpu/gradient_sums.h"
@@ -69,6 +70,8 @@ private:
     float* grad(int tensor, int layer = 0) { return grads_.data() + layout_.offset(tensor, layer); }
     void linear(float* out, const std::vector<float>& inp, int weight, int l);
     void linear_backward(float* dinp, const float* dout, const std::vector<float>& inp, int weight, int l);
+    // x (rows_,C), in a step with dropout that of this place, in `to`
+    const float* dropped(float* to, const float* x, int layernorm, int layer) const;
     void prepare_fp8();                               // before a pass with parameters that were loaded
     bool stopping() const;                            // is this a training pass that a signal has ended?
     void forward(const Batch& batch);                 // fills the activations, up to logits_ and losses_
@@ -91,12 +94,15 @@ private:
     std::vector<Layer> layers_;
     Norm lnf_;
     std::vector<float> encoded_, logits_, losses_, scratch_;  // scratch_: attention's
-    std::vector<float> proj_, dresidual_, dproj_, dwide_;     // (BT,C), (BT,C), (BT,C), (BT,4C)
+    std::vector<float> proj_, dresidual_, dproj_,
+        dwide_;  // (BT,C), (BT,C), (BT,C), (BT,4C); proj_: also dropped()'s
     std::vector<int32_t> predicted_;
     std::optional<Fp8Rounding> fp8_;
     bool fp8_restored_ = false, fp8_ready_ = false;  // are maxima those of a checkpoint? Are there scales?
     bool training_ = false;                          // are forward() and backward() part of a step?
-    int rows_ = 0;                                   // B * T of the last forward
+    Dropout dropout_;
+    DropoutRows dropout_rows_;  // of the micro-batch under way
+    int rows_ = 0;              // B * T of the last forward
     int64_t updates_ = 0;
     std::deque<StepResult> results_;  // not yet asked for, in order
 };

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/host/base/dropout.h"
 #include "llmc/host/base/floats.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/ops/muon/muon.h"
@@ -52,6 +53,23 @@ void encoder_backward_cpu(Real* dwte, Real* dwpe, const Real* dout, const int32_
             for (int c = begin; c < end; c++) {
                 dtoken[c] += d[c];
                 dposition[c] += d[c];
+            }
+        }
+    }
+}
+
+// ---- dropout: out = inp, of which some elements become 0 and the others are scaled ---------------
+
+// out, inp (N,C); out may alias inp. Backward is the same, of gradients.
+template <typename Real>
+void dropout_cpu(Real* out, const Real* inp, const Dropout& dropout, int64_t N, int C) {
+#pragma omp parallel for
+    for (int64_t row = 0; row < N; row++) {
+        const DropoutRow mask(dropout, row, C);
+        for (int begin = 0; begin < C; begin += 8) {
+            const auto factors = mask.factors<8>(begin);
+            for (int c = begin; c < std::min(C, begin + 8); c++) {
+                out[row * C + c] = inp[row * C + c] * factors[c - begin];
             }
         }
     }

@@ -148,6 +148,7 @@ HfFacts read_hf_facts(const std::string& path, int vocab_size) {
         // transformers writes GPT-2's into the file of any vocabulary
         if (ids->empty()) { kept.erase(name); }
     }
+    if (const Json p = kept.value("attn_pdrop", Json()); p.is_number()) { facts.attn_pdrop = p; }
     facts.kept = kept.dump();
     return facts;
 }

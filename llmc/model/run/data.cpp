@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kNoted[] = {
     // of a run with other values here the numbers differ, as somebody may want
     "lr", "warmup", "schedule", "final-lr-fraction", "weight-decay", "beta1", "beta2", "eps", "clip",
-    "skip-loss-zscore", "skip-norm-zscore", "steps",
+    "dropout", "skip-loss-zscore", "skip-norm-zscore", "steps",
     // these change what is kept or measured of a run: who leaves one out when it is resumed should hear of it
     "save-every", "keep", "keep-major", "keep-best", "patience", "val-data", "val-every", "val-tokens",
     "val-align", "hellaswag", "hellaswag-every", "sample-every", "model-dtype", "export-hf"};

@@ -203,11 +203,19 @@ void choose_model(int vocab_size, RunPlan* plan) {
     ModelShape shape{o.layers, o.heads, o.channels};
     if (o.layers == 0 && !model_descriptor(o.model, &shape)) {
         const NamedModel model = open_model(o.model, &notes);
+        const HfFacts facts = model.source->facts();
+        if (o.dropout > 0 && facts.attn_pdrop > 0) {
+            notes += fmt::format(
+                "note: --dropout {:g} leaves out the dropout in attention that {} was trained with "
+                "(attn_pdrop "
+                "{:g})\n",
+                o.dropout, model.path, facts.attn_pdrop);
+        }
         put_text(stderr, notes);
         plan->model_file = plan->model_from = model.path;
         plan->model_folder = model.folder;
         plan->config = model.source->config();
-        plan->record.kept = model.source->facts().kept;
+        plan->record.kept = facts.kept;
         return;
     }
     const int positions = o.max_seq_len > 0 ? o.max_seq_len : o.seq_len, rows = padded_vocab(vocab_size);
@@ -498,9 +506,10 @@ std::string describe_run(const RunPlan& plan, const DataLoader& data, const Vali
     line("run", "{} steps = {} tokens = {:.2f} epochs, seed {}, in {}", count_text(plan.steps),
          count_text(plan.steps * of_step),
          (double)(plan.steps * plan.rows_per_step) / (double)data.windows_per_epoch(), o.seed, plan.out);
-    line("optimizer", "{}AdamW, {}, betas {:g} {:g}, eps {:g}, decay {:g}, clip {:g}",
+    line("optimizer", "{}AdamW, {}, betas {:g} {:g}, eps {:g}, decay {:g}, clip {:g}{}",
          o.optimizer == Optimizer::kMuon ? "Muon for the blocks' matrices, else " : "",
-         schedule_text(plan.schedule), o.beta1, o.beta2, o.eps, o.weight_decay, o.clip);
+         schedule_text(plan.schedule), o.beta1, o.beta2, o.eps, o.weight_decay, o.clip,
+         o.dropout > 0 ? fmt::format(", dropout {:g}", o.dropout) : "");
     std::istringstream chosen(plan.chosen);
     const char* name = "chosen";
     for (std::string reason; std::getline(chosen, reason); name = "") { line(name, "{}", reason); }
@@ -531,6 +540,8 @@ ModelSettings model_settings(const Options& o, Comm* comm) {
             .graph = o.graph != 0,
             .fp8 = o.fp8,
             .muon = o.optimizer == Optimizer::kMuon,
+            .dropout = o.dropout,
+            .seed = o.seed,
             .ranks = std::max(1, o.world_size),
             .groups = std::max({1, o.world_size, o.reduce_groups}),
             .shard = o.zero != 0,
