@@ -32,16 +32,19 @@ void require_meaning(const Shootout& s, const ShootoutOptions& o) {
         }
     };
     refuse(o.accumulate && !s.accumulates, "--accumulate", "layernorm_backward has a form that adds");
+    refuse(o.dropout && !s.drops, "--dropout", "residual_layernorm_forward and layernorm_backward have it");
     refuse(o.sweep && s.sweep.empty(), "--sweep", "LayerNorm's shootouts have a list for it");
     refuse(o.latency && s.latency.empty(), "--latency", "LayerNorm's shootouts have a list for it");
     refuse(o.explain && !s.explain, "--explain", "LayerNorm's shootouts have it");
-    if (o.latency && (o.sweep || o.accumulate)) {
-        throw Error(kExitUsage,
-                    "--latency goes with neither --sweep nor --accumulate; ask for them one by one");
+    if (o.latency && (o.sweep || o.accumulate || o.dropout)) {
+        throw Error(
+            kExitUsage,
+            "--latency goes with none of --sweep, --accumulate and --dropout; ask for them one by one");
     }
-    if (o.check && o.accumulate && o.shapes.empty()) {
-        throw Error(kExitUsage,
-                    "--check --accumulate: add --shape; the usual list of checks has both forms already");
+    if (o.check && (o.accumulate || o.dropout) && o.shapes.empty()) {
+        throw Error(
+            kExitUsage,
+            "--check --accumulate, --dropout: add --shape; the usual list of checks has those forms already");
     }
     if (o.check && !o.json.empty()) {
         throw Error(kExitUsage, "--json writes what a race measures; --check measures nothing");

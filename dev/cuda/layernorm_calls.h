@@ -34,7 +34,7 @@ LayerNormForward<T, W> forward_call(const Tensors& t, const Problem& p) {
 template <typename T, typename Grad, typename W, typename Tensors>
 LayerNormBackward<T, Grad, W> backward_call(const Tensors& t, const Problem& p, void* scratch) {
     Rows<T> dinp = t.template rows<T>("dinp"), dout = t.template rows<T>("dout", "dinp");
-    Rows<T> inp = t.template rows<T>("inp");
+    Rows<T> inp = t.template rows<T>("inp"), dropped = t.template rows<T>("dropped");
     return {.dinp = dinp.data,
             .dweight = t.template rows<Grad>("dweight").data,
             .dbias = t.template rows<Grad>("dbias").data,
@@ -51,7 +51,9 @@ LayerNormBackward<T, Grad, W> backward_call(const Tensors& t, const Problem& p, 
             .dinp_stride = dinp.stride,
             .dout_stride = dout.stride,
             .inp_stride = inp.stride,
-            .rms = p.form.rms};
+            .rms = p.form.rms,
+            .dropped = dropped.data,
+            .dropped_stride = dropped.stride};
 }
 
 }  // namespace llmc

@@ -66,12 +66,20 @@ inline std::vector<CallForm> layernorm_forms(bool backward) {
         {.name = "no statistics", .no_statistics = true},
         {.name = "in place of the second", .in_place = 2},
         {.name = "no bias, no statistics", .no_bias = true, .no_statistics = true, .rms = true},
+        {.name = "dropout", .drops = true},
+        {.name = "dropout, in place, odd strides", .in_place = 2, .drops = true, .pad = 1},
     };
     std::vector<CallForm> gradients = {
         {.name = "dinp +=", .accumulate_dinp = true},
         {.name = "dweight, dbias +=", .accumulate = true},
         {.name = "all +=, odd strides", .accumulate_dinp = true, .accumulate = true, .pad = 1},
         {.name = "all +=, misaligned", .accumulate_dinp = true, .accumulate = true, .offset = 1},
+        {.name = "dropout", .drops = true},
+        {.name = "all +=, dropout, odd strides",
+         .accumulate_dinp = true,
+         .accumulate = true,
+         .drops = true,
+         .pad = 1},
         {.name = "fp32 gradients", .fp32_gradients = true},
         {.name = "fp32 gradients +=", .fp32_gradients = true, .accumulate_dinp = true, .accumulate = true},
         {.name = "no dinp", .no_dinp = true},
@@ -94,7 +102,7 @@ inline void add_forms(std::vector<CheckItem>& list, Dtype dtype, bool backward, 
     bool two_bytes = format_of(dtype).bytes == 2;
     for (const CallForm& form : layernorm_forms(backward)) {
         if ((form.fp32_weight || form.fp32_gradients) && !two_bytes) { continue; }
-        if (form.in_place == 2 && !residual) { continue; }
+        if ((form.in_place == 2 || form.drops) && !residual && !backward) { continue; }
         for (Shape shape : {Shape{133, 768}, {131, 769}, {67, 1600}, {35, 4096}, {9, 16384}, {3, 65536}}) {
             list.push_back({.dtype = dtype, .shape = shape, .form = form});
         }

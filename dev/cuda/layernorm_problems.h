@@ -152,6 +152,19 @@ inline Problem layernorm_forward_problem(Dtype dtype, Shape shape, Inputs kind =
     return p;
 }
 
+// Half of all elements, as a factor of 2 has no roundings, of a step's first rows; rows: null for the truth, which has its own
+inline Dropout dropout_of(const Problem& p, const DropoutRows* rows) {
+    static const DropoutRows first{};
+    Dropout dropout(0.5, kSeed);
+    dropout.place = 3;
+    dropout.rows = !p.form.drops ? nullptr : rows != nullptr ? rows : &first;
+    return dropout;
+}
+// 0, 1 or 2
+inline double dropout_factor(const Dropout& dropout, int64_t row, int col, int C) {
+    return dropout.rows == nullptr ? 1 : DropoutRow(dropout, row, C).factors<1>(col)[0];
+}
+
 // ---- residual + forward -------------------------------------------------------------------------
 
 // Useful streams: inp, inp2 read, residual, out written. The sum of two numbers of T, rounded to double and
@@ -165,8 +178,9 @@ inline Problem residual_layernorm_forward_problem(Dtype dtype, Shape shape, Inpu
     Values inp2 = make_values(dtype, p.N, p.C, [&](int64_t row, int col) {
         return inp2_at(kind, format_of(dtype), row, col, p.C);
     });
+    const Dropout dropout = dropout_of(p, nullptr);
     Values residual = make_values(dtype, p.N, p.C, [&](int64_t row, int col) {
-        return (*inp)[row * p.C + col] + (*inp2)[row * p.C + col];
+        return (*inp)[row * p.C + col] + dropout_factor(dropout, row, col, p.C) * (*inp2)[row * p.C + col];
     });
     if (form.in_place != 1) { p.in.push_back({"inp", dtype, inp}); }
     if (form.in_place != 2) { p.in.push_back({"inp2", dtype, inp2}); }
@@ -310,6 +324,21 @@ inline void add_gradients(Problem& p, const std::shared_ptr<const BackwardTruth>
         p.out.push_back(written_or_added(p, std::move(out), before, bound_in));
     };
     add({"dinp", p.dtype, p.N, p.C, {t, &t->dinp}, {}}, form.no_dinp, form.accumulate_dinp, dinp);
+    if (form.drops) {  // of dinp as it is stored
+        Output dropped = p.out.back();
+        const auto factor = [d = dropout_of(p, nullptr), C = p.C](int64_t row, int64_t c) {
+            return dropout_factor(d, row, (int)c, C);
+        };
+        std::vector<double> truth(*dropped.truth);
+        for (size_t i = 0; i < truth.size(); i++) { truth[i] *= factor((int64_t)i / p.C, (int64_t)i % p.C); }
+        dropped.name = "dropped";
+        dropped.truth = share(std::move(truth));
+        dropped.initial = nullptr;
+        dropped.bound = [factor, dinp = dropped.bound](const Sums& sums, int64_t row, int64_t c) {
+            return factor(row, c) * dinp(sums, row, c);
+        };
+        p.out.push_back(dropped);
+    }
     add({"dweight", gradients, p.C, 1, {t, &t->dweight}, {}, Extent::kColumns}, form.no_dweight,
         form.accumulate, dweight);
     add({"dbias", gradients, p.C, 1, {t, &t->dbias}, {}, Extent::kColumns}, form.no_dbias, form.accumulate,
@@ -327,8 +356,8 @@ inline Problem layernorm_backward_of(const Values& inp, Dtype dtype, Shape shape
         make_values(dtype, N, C, [&](int64_t row, int col) { return dout_at(kind, row, col, N, C); });
     auto [mean, rstd] = saved_statistics(kind, dtype, N, C, inp, form.rms);
     auto t = std::make_shared<const BackwardTruth>(dtype, N, C, dout, inp, weight, mean, rstd);
-    Problem p =
-        empty_problem("layernorm_backward", dtype, shape, kind, form, form.accumulate_dinp ? 3 : 2, 1);
+    Problem p = empty_problem("layernorm_backward", dtype, shape, kind, form, form.accumulate_dinp ? 3 : 2,
+                              form.drops ? 2 : 1);
     if (!form.in_place) { p.in.push_back({"dout", dtype, dout}); }
     p.in.push_back({"inp", dtype, inp});
     if (weight) { p.in.push_back({"weight", weights, weight, Extent::kColumns}); }

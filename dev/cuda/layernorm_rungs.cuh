@@ -87,13 +87,23 @@ Version kernel_version(const char* name, const char* idea, const Launch& launch)
 
 // ---- forward, residual + forward ------------------------------------------------------------------
 
+// with the step's first rows in device memory
+inline Dropout device_dropout(const Problem& p) {
+    static const DeviceMemory rows(sizeof(DropoutRows));
+    static const bool first = (check(cudaMemset(rows.data(), 0, sizeof(DropoutRows))), true);
+    return dropout_of(p, first ? (const DropoutRows*)rows.data() : nullptr);
+}
+
 template <typename T>
 Version shipped_forward() {
     auto run = [](const TensorSet& t, const Problem& p, int) {
+        const Dropout dropout = device_dropout(p);
         if constexpr (sizeof(T) == 2) {
-            if (p.form.fp32_weight) { return layernorm_forward(forward_call<T, float>(t, p), kStream); }
+            if (p.form.fp32_weight) {
+                return layernorm_forward(forward_call<T, float>(t, p), kStream, dropout);
+            }
         }
-        layernorm_forward(forward_call<T, T>(t, p), kStream);
+        layernorm_forward(forward_call<T, T>(t, p), kStream, dropout);
     };
     return {.name = "ship",
             .idea = "the dispatcher that trains",
@@ -130,15 +140,15 @@ std::vector<Version> with_shipped_forward(std::vector<Version> ladder) {
 template <typename T>
 Version shipped_backward() {
     auto run = [](const TensorSet& t, const Problem& p, int) {
+        auto launch = [&](auto call) {
+            call.dropout = device_dropout(p);
+            layernorm_backward(call, kStream);
+        };
         if constexpr (sizeof(T) == 2) {
-            if (p.form.fp32_weight) {
-                return layernorm_backward(backward_call<T, float, float>(t, p, t.scratch()), kStream);
-            }
-            if (p.form.fp32_gradients) {
-                return layernorm_backward(backward_call<T, float, T>(t, p, t.scratch()), kStream);
-            }
+            if (p.form.fp32_weight) { return launch(backward_call<T, float, float>(t, p, t.scratch())); }
+            if (p.form.fp32_gradients) { return launch(backward_call<T, float, T>(t, p, t.scratch())); }
         }
-        layernorm_backward(backward_call<T, T, T>(t, p, t.scratch()), kStream);
+        launch(backward_call<T, T, T>(t, p, t.scratch()));
     };
     return {.name = "ship",
             .idea = "the dispatcher that trains",
@@ -192,6 +202,7 @@ inline Shootout layernorm_shootout(LayerNormOp op, const char* cpu_idea, decltyp
             .sweep = layernorm_sweep(),
             .latency = layernorm_latency(),
             .accumulates = backward,
+            .drops = op != LayerNormOp::kForward,
             .explain = [op](const ShootoutOptions& o) { return explained(op, o); },
             .only = kOnly};
 }

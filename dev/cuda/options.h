@@ -12,7 +12,7 @@ namespace llmc {
 
 struct ShootoutOptions {
     bool check = false, sweep = false, latency = false, explain = false;
-    bool accumulate = false, for_sanitizer = false;
+    bool accumulate = false, dropout = false, for_sanitizer = false;
     bool sequences = false;         // how shapes are written: Shootout::sequences
     std::vector<std::string> only;  // version names; empty = all
     std::vector<Shape> shapes;      // empty = the shootout's own
@@ -78,6 +78,8 @@ inline bool parse_shootout_options(int argc, const char* const* argv, const std:
           "4096 rows of 512 i columns, i = 2..31, fp16; the shipped function unless others are named");
     t.add("--latency", &o.latency, "single rows of 256 to 16384 columns: us over one block that copies them");
     t.add("--accumulate", &o.accumulate, "backward: dinp += instead of =; roof 3R1W");
+    t.add("--dropout", &o.dropout,
+          "half of the second input is dropped; backward: a second stream is written, of dinp so dropped");
     t.add("--json FILE", &o.json,
           "write every row, and what it was measured on, to FILE; --sweep does so without being asked");
     t.add("--explain", &o.explain, "LayerNorm: which kernel and layout takes each --shape, and why");

@@ -42,11 +42,13 @@ struct CallForm {
     bool no_dinp = false, no_dweight = false, no_dbias = false;
     bool fp32_weight = false, fp32_gradients = false;  // where the rows are of another type
     bool accumulate_dinp = false, accumulate = false;  // += into dinp; into dweight and dbias
-    int in_place = 0;  // a result is written over the first (1) or the second (2) input
-    bool fp8 = false;  // out goes on in fp32, to be rounded to FP8
-    int pad = 0;       // elements between the rows, times 1, 2, ... in the problem's matrices
-    int offset = 0;    // elements by which every tensor misses its alignment
-    bool rms = false;  // RMSNorm; backward is given no mean
+    int in_place = 0;    // a result is written over the first (1) or the second (2) input
+    bool fp8 = false;    // out goes on in fp32, to be rounded to FP8
+    bool drops = false;  // the residual's second input is dropped, in backward what goes on from dinp
+    int64_t first = 0;   // of dropout: the number of the first row
+    int pad = 0;         // elements between the rows, times 1, 2, ... in the problem's matrices
+    int offset = 0;      // elements by which every tensor misses its alignment
+    bool rms = false;    // RMSNorm; backward is given no mean
 
     bool plain() const { return *name == 0 && !rms; }
 };

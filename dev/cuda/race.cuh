@@ -321,7 +321,7 @@ inline int run_races(const Shootout& s, const ShootoutOptions& o) {
     race.report.context.set({{"warmup_replays", kWarmupReplays}, {"replays", kReplays}});
     std::printf("%s\n", race.machine.text.c_str());
     race.save();
-    if (!o.sweep && !o.latency && !o.accumulate && o.wants(s.cpu.name)) { race_cpu(race); }
+    if (!o.sweep && !o.latency && !o.accumulate && !o.dropout && o.wants(s.cpu.name)) { race_cpu(race); }
     if (o.sweep || o.latency) {
         std::printf("\n%s%s\n", s.op, o.latency ? ", one row" : o.accumulate ? ", dinp +=" : "");
         race.print_head();

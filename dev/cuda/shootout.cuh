@@ -64,6 +64,7 @@ struct Shootout {
     std::vector<CheckItem> checks;
     std::vector<RaceItem> races, sweep{}, latency{};
     bool accumulates = false;                                      // --accumulate means something
+    bool drops = false;                                            // --dropout does
     bool sequences = false;                                        // shapes are sequences x heads x tokens
     std::function<std::string(const ShootoutOptions&)> explain{};  // --explain's text
     // times in us, beside that of the problem's streams, than which no version can be faster
@@ -75,7 +76,9 @@ int shootout_main(const Shootout& s, int argc, const char* const* argv);  // ret
 
 // the form of the command line
 inline CallForm form_of(const ShootoutOptions& o) {
-    return o.accumulate ? CallForm{.name = "dinp +=", .accumulate_dinp = true} : CallForm{};
+    const char* kNames[] = {"", "dropout", "dinp +=", "dinp +=, dropout"};
+    return {
+        .name = kNames[2 * o.accumulate + o.dropout], .accumulate_dinp = o.accumulate, .drops = o.dropout};
 }
 
 inline std::vector<int> blocks_of(const Version& version, const ShootoutOptions& o) {

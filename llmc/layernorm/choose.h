@@ -15,6 +15,8 @@ namespace llmc::layernorm {
 // the roof, or us. doc/tried.md has more.
 struct Thresholds {
     int short_vectors = 64;  // forward: 524288x64 bf16 95 %, 21 by a warp a row; beyond 64 no lane idles
+    int dropped_vectors =
+        2048;  // forward: beyond, a lane's part of a row and random bits do not fit its registers
     // backward, columns: widths of GPT-2's residual stream; a third set of sums takes registers
     int summed_columns = 2048;
     // backward, columns: 131072x127 fp32 in pieces 86 %, by the fallback 37; unaligned_rows begins at 128 columns and is
@@ -54,6 +56,7 @@ struct Call {
     bool same_weights = true;     // weights of the rows' type
     bool aligned_weights = true;  // on 16 bytes
     bool adds = false;            // forward: a residual; backward: dinp +=
+    bool drops_apart = false;     // forward: no kernel for such rows has dropout
     bool usual = true;            // backward: dinp is wanted, and dweight or dbias
 
     int vector() const { return 16 / bytes; }
@@ -112,7 +115,9 @@ constexpr int round_up(int64_t bytes, int unit) { return (int)(ceil_div(bytes, u
 // ---- forward ---------------------------------------------------------------------------------------------------------
 
 inline Maybe forward_short_rows(const Call& call, const Gpu&) {
-    if (call.adds && !call.whole()) { return {}; }  // a residual is added in whole vectors alone
+    if ((call.adds && !call.whole()) || call.drops_apart) {
+        return {};
+    }  // a residual is added in whole vectors alone
     // beside weights of another type single elements, which takes half of the kernels
     int piece = call.whole() || call.same_weights ? call.piece : 1;
     auto takes = [&](const layouts::ShortForward& layout) { return call.C <= layout.columns(piece); };
@@ -149,7 +154,7 @@ constexpr int held_before(Table<Layout> table, int i, int vector, bool rare, int
 
 inline Maybe forward_row_in_registers(const Call& call, const Gpu& gpu) {
     int vector = call.vector();
-    if (!call.whole() || call.C <= kThresholds.short_vectors * vector) { return {}; }
+    if (!call.whole() || call.drops_apart || call.C <= kThresholds.short_vectors * vector) { return {}; }
     bool rare = call.adds && !call.same_weights;
     auto table = for_bytes(call.bytes, layouts::kRowInRegisters16, layouts::kRowInRegisters32);
     int i = layout_for(table, call, rare, gpu);

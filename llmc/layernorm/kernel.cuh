@@ -23,13 +23,19 @@ using layernorm::Choice, layernorm::Kernel;
 // ---- forward. false: the device has no room for such clusters, and nothing was done. The last two are not given calls with a
 // residual.
 
+// what is launched; kernels without dropout are not given it
+template <typename T, typename W>
+struct LayerNormForwardRows : LayerNormForward<T, W> {
+    Dropout dropout{};
+};
+
 namespace short_rows_forward {
 template <typename T, typename W>
-bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream);
+bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace short_rows_forward
 namespace row_in_registers_forward {
 template <typename T, typename W>
-bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream);
+bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace row_in_registers_forward
 namespace unaligned_rows_forward {
 template <typename T, typename W>
@@ -68,10 +74,11 @@ constexpr int kSummedColumns = layernorm::kThresholds.summed_columns;
 
 struct ColumnGroups {
     int count = 0;
-    bool early = false;  // the kernel calls dependency_launch(): the one that adds up may come and wait
-    bool dinp = false;   // the sums of dinp are there, too
-    bool done = false;   // of one row: written where the call wants them, nothing is in scratch
-    int stride = 0;      // numbers of a group in scratch, zeros behind its C among them; 0: C
+    bool early = false;    // the kernel calls dependency_launch(): the one that adds up may come and wait
+    bool dinp = false;     // the sums of dinp are there, too
+    bool dropped = false;  // what is dropped of dinp is written, and the sums are of that
+    bool done = false;     // of one row: written where the call wants them, nothing is in scratch
+    int stride = 0;        // numbers of a group in scratch, zeros behind its C among them; 0: C
 };
 
 namespace short_rows_backward {
@@ -140,8 +147,13 @@ uint64_t bits_of(Pointers... p) {
     return (... | (uintptr_t)p);
 }
 
+// Kernels drop for these types; for others a kernel of its own does, as for long rows, for which registers lack.
 template <typename T, typename W>
-Call packed(const LayerNormForward<T, W>& call) {
+constexpr bool kDrops = std::is_same_v<T, W> &&
+                        (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>);
+
+template <typename T, typename W>
+Call packed(const LayerNormForwardRows<T, W>& call) {
     int piece = piece_of<T, W>(
         call.C | call.out_stride | call.inp_stride | call.residual_stride | call.inp2_stride,
         bits_of(call.out, call.inp, call.residual, call.inp2), bits_of(call.weight, call.bias));
@@ -151,12 +163,15 @@ Call packed(const LayerNormForward<T, W>& call) {
             .piece = piece,
             .same_weights = std::is_same_v<T, W>,
             .aligned_weights = aligned(call.weight, call.bias),
-            .adds = call.residual != nullptr};
+            .adds = call.residual != nullptr,
+            .drops_apart = call.dropout.rows != nullptr &&
+                           (!kDrops<T, W> || call.C > kThresholds.dropped_vectors * Vec<T>::size)};
 }
 template <typename T, typename W>
 Call packed(const LayerNormBackwardRows<T, W>& call) {
-    int piece = piece_of<T, W>(call.C | call.dinp_stride | call.dout_stride | call.inp_stride,
-                               bits_of(call.dinp, call.dout, call.inp), bits_of(call.weight));
+    int piece =
+        piece_of<T, W>(call.C | call.dinp_stride | call.dout_stride | call.inp_stride | call.dropped_stride,
+                       bits_of(call.dinp, call.dout, call.inp, call.dropped), bits_of(call.weight));
     return {.N = call.N,
             .C = call.C,
             .bytes = sizeof(T),

@@ -15,13 +15,14 @@
 // What has no number in acc_t<T> (fp32: beyond 3.4e38): where the squares of x - mean(x) have no sum in a row (a standard
 // deviation from 1.8e19 / sqrt(C) on), its rstd is 0 and out is bias; where its elements have none, out may be NaN. A row of
 // equal elements gives bias, but NaN with eps = 0.
-// Errors (llmc::Error): sizes below 0 or C 0, one of residual and inp2, a grid too large, dinp_sums without dinp, a
-// failed launch.
+// Errors (llmc::Error): sizes below 0 or C 0, one of residual and inp2, a grid too large, dinp_sums or dropped
+// without dinp, dropout without what it is for, a failed launch.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "llmc/cuda/types.h"
+#include "llmc/host/base/dropout.h"
 
 namespace llmc {
 
@@ -46,8 +47,9 @@ struct LayerNormForward {
     bool rms = false;  // RMSNorm: mean(x) is taken for 0, in var(x), too, and 0 is what mean gets
 };
 
+// dropout: of inp2, before it is added
 template <typename T, typename W>
-void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream);
+void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream, const Dropout& dropout = {});
 
 // dinp = rstd (g - mean(g) - xhat mean(g xhat)) with g = weight dout and xhat = (inp - mean) rstd;
 // dweight = sum over rows of dout xhat; dbias = sum over rows of dout.
@@ -72,6 +74,10 @@ struct LayerNormBackward {
     int64_t dinp_stride = 0, dout_stride = 0, inp_stride = 0;  // elements from row to row, 0 = C
     Grad* dinp_sums = nullptr;  // (C) like dweight, but of dinp: after its +=, rounded to T; not without dinp
     bool rms = false;           // of RMSNorm: mean, which may be null, is taken for 0, and so is mean(g)
+    // (N,C) written (=), or null: dinp, as stored, behind the dropout that forward's inp2 had. dinp_sums are then sums of this
+    T* dropped = nullptr;
+    Dropout dropout = {};
+    int64_t dropped_stride = 0;  // as dinp_stride
 };
 
 // bytes for any N, T, Grad and W at this C on this machine's GPUs

@@ -4,10 +4,11 @@
 #include <cstdint>
 
 #include "llmc/cuda/types.h"
+#include "llmc/host/base/dropout.h"
 
 namespace llmc {
 
-constexpr int kMostFp8Columns = 6144;
+constexpr int kMostFp8Columns = 6144, kMostFp8Dropped = 4096;
 
 // y = (x - mean(x)) * rstd * weight + bias as layernorm.h has it, x a row of inp or, with residual, of inp + inp2 rounded to
 // T; out is y * *scale in e4m3: to the nearest, ties to even, beyond 448 saturated; NaN stays NaN. The statistics are
@@ -32,7 +33,9 @@ struct LayerNormForwardFp8 {
     const T* inp2 = nullptr;  // (N,C), with residual
 };
 
+// dropout: of inp2, before it is added; then C is at most kMostFp8Dropped
 template <typename T>
-void layernorm_forward_fp8(const LayerNormForwardFp8<T>& call, cudaStream_t stream);
+void layernorm_forward_fp8(const LayerNormForwardFp8<T>& call, cudaStream_t stream,
+                           const Dropout& dropout = {});
 
 }  // namespace llmc

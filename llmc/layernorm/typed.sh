@@ -8,7 +8,10 @@ kernel=${name%.*}
 declare -A types=([fp32]=float [bf16]=__nv_bfloat16 [fp16]=__half [fp64]=double)
 type=${types[${name##*.}]}
 result=bool rows=LayerNormForward
-case $kernel in backward*) result=llmc::ColumnGroups rows=LayerNormBackwardRows ;; esac
+case $kernel in
+    backward*) result=llmc::ColumnGroups rows=LayerNormBackwardRows ;;
+    forward/short_rows | forward/row_in_registers) rows=LayerNormForwardRows ;;
+esac
 echo "#include \"llmc/layernorm/$kernel.cuh\""
 weights="$type float"
 case $type in float | double) weights=$type ;; esac

@@ -26,9 +26,9 @@ constexpr int kAtOnce = 4;  // rows that a thread has on their way from memory
 static_assert(kChunk % kAtOnce == 0);
 
 // out (N,C), N = B * T
-template <typename Real>
+template <typename Real, bool drops>
 __global__ void encoder_forward_kernel(Real* out, const int32_t* tokens, const Real* wte, const Real* wpe,
-                                       int64_t N, int T, int C) {
+                                       int64_t N, int T, int C, Dropout dropout) {
     int64_t row = ((int64_t)blockIdx.x * kBlock + threadIdx.x) / kWarp;
     if (row >= N) { return; }
     const Real* token = wte + (int64_t)tokens[row] * C;
@@ -38,7 +38,14 @@ __global__ void encoder_forward_kernel(Real* out, const int32_t* tokens, const R
     for (int64_t c = threadIdx.x % kWarp * n; c < C; c += kWarp * n) {
         Vec<Real> x[2];
         load_together(x, row_of, 2, c, C);
-        for (int j = 0; j < n; j++) { x[0].at[j] = (Real)((float)x[0].at[j] + (float)x[1].at[j]); }
+        if constexpr (drops) {
+            const auto factors = DropoutRow(dropout, row, C).factors<n>((int)c);
+            for (int j = 0; j < n; j++) {
+                x[0].at[j] = (Real)(((float)x[0].at[j] + (float)x[1].at[j]) * factors[j]);
+            }
+        } else {
+            for (int j = 0; j < n; j++) { x[0].at[j] = (Real)((float)x[0].at[j] + (float)x[1].at[j]); }
+        }
         store_within(out + row * C, c, C, x[0]);
     }
 }
@@ -209,11 +216,13 @@ int block_of(int C) {
 
 template <typename Real>
 void encoder_forward(Real* out, const int32_t* tokens, const Real* wte, const Real* wpe, int B, int T, int C,
-                     cudaStream_t stream) {
+                     cudaStream_t stream, const Dropout& dropout) {
     int64_t N = (int64_t)B * T;
     if (N == 0) { return; }
     unsigned grid = grid_x(ceil_div(N, kBlock / kWarp));
-    encoder_forward_kernel<<<grid, kBlock, 0, stream>>>(out, tokens, wte, wpe, N, T, C);
+    auto* kernel =
+        dropout.rows != nullptr ? encoder_forward_kernel<Real, true> : encoder_forward_kernel<Real, false>;
+    kernel<<<grid, kBlock, 0, stream>>>(out, tokens, wte, wpe, N, T, C, dropout);
     check_launch();
 }
 

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "llmc/host/base/dropout.h"
+
 namespace llmc {
 
 struct StepParams {
@@ -41,6 +43,7 @@ struct StepInputs {
     StepParams params;     // with its targets
     float loss_scale = 0;  // 1 / targets
     float keep[2] = {};    // what AdamW leaves of a weight: of tensors that do not decay, of those that do
+    DropoutRows dropout = {};  // of the micro-batch
 };
 
 // of targets > 0
@@ -48,6 +51,7 @@ inline StepInputs step_inputs(const StepParams& params, int64_t targets) {
     StepInputs inputs{
         params, (float)(1.0 / (double)targets), {1, (float)(1 - params.lr * params.weight_decay)}};
     inputs.params.targets = targets;
+    inputs.dropout.step = (uint32_t)params.step;
     return inputs;
 }
 

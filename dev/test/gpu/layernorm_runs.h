@@ -81,11 +81,13 @@ auto named(Tensors& tensors, const std::string& name) {
 
 struct Tensors {
     std::map<std::string, Tensor> all;
-    std::optional<Scratch> scratch;  // of backward
+    std::optional<Scratch> scratch;                    // of backward
+    std::optional<DeviceArray<int64_t>> dropout_rows;  // of step 0
 
     // only: the one tensor that has the form's distance between rows and offset (empty: all have)
     explicit Tensors(const Problem& p, const std::string& only = "") {
         add_scratch(p);
+        if (p.form.drops) { dropout_rows.emplace(std::vector<int64_t>{p.form.first, 0}); }
         int matrices = 0;  // each has a stride of its own
         auto add = [&](const auto& t, const Values& values, bool input) {
             auto [rows, cols] = extent_of(p, t);
@@ -123,12 +125,15 @@ struct Tensors {
 
 template <typename T, typename Grad = T, typename W = T>
 void launch_as(const Tensors& t, const Problem& p) {
+    const Dropout dropout =
+        dropout_of(p, p.form.drops ? (const DropoutRows*)t.dropout_rows->data() : nullptr);
     if (p.op == "layernorm_backward") {
         auto call = backward_call<T, Grad, W>(t, p, t.scratch->data());
         call.dinp_sums = t.template rows<Grad>("dinp_sums").data;
+        call.dropout = dropout;
         return layernorm_backward(call, kStream);
     }
-    layernorm_forward(forward_call<T, W>(t, p), kStream);
+    layernorm_forward(forward_call<T, W>(t, p), kStream, dropout);
 }
 template <typename T>
 void launch_two_bytes(const Tensors& t, const Problem& p) {
@@ -208,6 +213,7 @@ inline Results check_problem(const Problem& p, const std::string& only = "") {
 inline Problem some_rows(const Problem& p, int64_t begin, int64_t count) {
     Problem some = p;
     some.N = count;
+    some.form.first += begin;
     auto cut = [&](const auto& t, const Values& values) -> Values {
         if (!values || t.extent == Extent::kColumns) { return values; }
         int64_t cols = extent_of(p, t).second;

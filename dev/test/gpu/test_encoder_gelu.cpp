@@ -62,6 +62,17 @@ void check_encoder_forward(const EncoderShape& s) {
     expect_near(name, out, expected,
                 [&](size_t i) { return stored<Real>(u * std::fabs(expected[i]), expected[i]); });
     expect_unchanged(name, tokens, wte, wpe);
+
+    // and with dropout: a factor of 0 or 2 has no rounding
+    const DropoutRows rows{100, 4};
+    const DeviceArray<int64_t> there(std::vector<int64_t>{rows.first, rows.step});
+    Dropout dropout(0.5, 9);
+    dropout.rows = (const DropoutRows*)there.data();
+    encoder_forward(out.data(), tokens.data(), wte.data(), wpe.data(), B, T, C, kStream, dropout);
+    dropout.rows = &rows;
+    dropout_cpu(expected.data(), expected.data(), dropout, (int64_t)B * T, C);
+    expect_near(name + " with dropout", out, expected,
+                [&](size_t i) { return stored<Real>(u * std::fabs(expected[i]), expected[i]); });
 }
 
 // A row of dwte is the sum of as many rows of dout as its token occurs, plus what was there; a row of dwpe

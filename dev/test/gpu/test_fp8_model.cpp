@@ -9,7 +9,7 @@ namespace {
 
 const GPT2Config kConfig = {64, 100, 128, 2, 2, 128};
 constexpr int kB = 3, kT = 32;
-const ModelSettings kFp8 = {.fp8 = true};
+const ModelSettings kFp8 = {.fp8 = true}, kDropping = {.fp8 = true, .dropout = 0.1, .seed = 77};
 
 std::vector<Batch> batches_of(int n) {
     std::vector<Batch> batches;
@@ -25,18 +25,19 @@ void take_steps(Model* model, int first, int n) {
     }
 }
 
-}  // namespace
-
 // Two models that round alike come apart all the same: where bf16 puts one of two numbers on another side of a tie of FP8,
 // they are a whole step of FP8 apart, and after a few such roundings as far as if they had rounded independently: sqrt(2) times
 // what FP8 moves them by. What is wired wrongly is much further off. That the roundings themselves are right is shown on the CPU
 // (dev/test/model/test_fp8.cpp) and kernel by kernel (test_fp8.cpp). Then once more with the scales of these maxima.
-TEST_CASE_TEMPLATE("fp8 model: every gradient is near that of the reference which rounds alike", Model,
-                   Bf16Model, NarrowModel) {
-    Model model(kConfig, kB, kT, kFp8);
+template <typename Model>
+void check_gradients(const ModelSettings& settings) {
+    Model model(kConfig, kB, kT, settings);
     ReferenceModel<double> rounded(kConfig, kB, kT, Rounding::kFp8AndBf16),
         plain(kConfig, kB, kT, Rounding::kBf16);
-    for (auto* reference : {&rounded, &plain}) { reference->init(11); }
+    for (auto* reference : {&rounded, &plain}) {
+        reference->init(11);
+        if (settings.dropout > 0) { reference->set_dropout({settings.dropout, settings.seed}); }
+    }
     copy_states(&model, rounded);
     const std::vector<Batch> batches = batches_of(2);
     for (const char* scales : {"first", "of maxima"}) {
@@ -59,9 +60,16 @@ TEST_CASE_TEMPLATE("fp8 model: every gradient is near that of the reference whic
     }
 }
 
+}  // namespace
+
+TEST_CASE_TEMPLATE("fp8 model: every gradient is near that of the reference which rounds alike", Model,
+                   Bf16Model, NarrowModel) {
+    for (const ModelSettings& settings : {kFp8, kDropping}) { check_gradients<Model>(settings); }
+}
+
 TEST_CASE_TEMPLATE("fp8 model: the same bits recomputed, repeated as a graph and again", Model, Bf16Model,
                    NarrowModel) {
-    Model usual(kConfig, kB, kT, kFp8);
+    Model usual(kConfig, kB, kT, kDropping);
     usual.init(5);
     take_steps(&usual, 0, 4);
     for (ModelSettings settings : {ModelSettings{.graph = false},
@@ -69,6 +77,8 @@ TEST_CASE_TEMPLATE("fp8 model: the same bits recomputed, repeated as a graph and
                                    {.recompute = Recompute::kBlock},
                                    {}}) {
         settings.fp8 = true;
+        settings.dropout = kDropping.dropout;
+        settings.seed = kDropping.seed;
         Model other(kConfig, kB, kT, settings);
         other.init(5);
         take_steps(&other, 0, 4);
@@ -146,6 +156,10 @@ TEST_CASE("fp8 model: what it cannot be is refused with the reason") {
     };
     CHECK(refused({64, 100, 128, 2, 2, 120}, 2, 32).find("120 channels") != std::string::npos);
     CHECK(refused(kConfig, 3, 31).find("93 tokens") != std::string::npos);
+    const GPT2Config wide{64, 100, 128, 1, 32, kMostFp8Dropped + 128};
+    Bf16Model::plan(wide, 1, 32, kFp8);
+    CHECK(std::string(error_of([&] { Bf16Model::plan(wide, 1, 32, kDropping); }).what()).find("--dropout") !=
+          std::string::npos);
     CHECK(error_of([&] { Fp32Model::plan(kConfig, 2, 32, kFp8); }).exit_code == kExitUsage);
 }
 

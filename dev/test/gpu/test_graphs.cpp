@@ -95,6 +95,7 @@ TEST_CASE_TEMPLATE("gpu graphs: each step as in a model that has recorded nothin
         check_steps<Model>({.recompute = recompute});
     }
     check_steps<Model>({.groups = 2});
+    check_steps<Model>({.dropout = 0.3, .seed = 8, .groups = 2});
     check_steps<Model>({.muon = true});
 }
 

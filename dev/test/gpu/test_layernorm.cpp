@@ -68,7 +68,7 @@ void check_forms(Dtype dtype, Shape s) {
                 continue;
             }
             check_problem(residual_layernorm_forward_problem(dtype, s, Inputs::kNormal, form));
-            if (form.in_place == 2) { continue; }
+            if (form.in_place == 2 || form.drops) { continue; }
             check_problem(layernorm_forward_problem(dtype, s, Inputs::kNormal, form));
         }
     }
@@ -268,7 +268,8 @@ void check_sums(Problem p) {
     Tensors tensors(p);
     Results found = run(p, tensors);
     Problem judged = p, without = p;
-    judged.out = {judged_sums(p, found[named(p.out, "dinp") - p.out.begin()])};
+    const char* of = p.form.drops ? "dropped" : "dinp";
+    judged.out = {judged_sums(p, found[named(p.out, of) - p.out.begin()])};
     judge_results(judged, {found.back()});
     tensors.reset();
     bool same = run(p, tensors) == found;
@@ -319,6 +320,59 @@ TEST_CASE("layernorm_backward dinp_sums: widths") {
             check_sums(types.dtype, {std::min(131, 100'000 / C), C}, types.added());
         }
     }
+}
+
+// ---- dropout
+
+namespace {
+
+CallForm dropping(CallForm form) {
+    form.name = "dropout";
+    form.drops = true;
+    return form;
+}
+void check_dropout(TypePair types, Shape s) {
+    check_problem(
+        residual_layernorm_forward_problem(types.dtype, s, Inputs::kNormal, dropping(types.plain())));
+    for (const CallForm* form : {&types.plain(), &types.added()}) {
+        check_problem(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, dropping(*form)));
+        check_sums(types.dtype, s, dropping(*form));
+    }
+}
+
+}  // namespace
+
+// fp16, weights of fp32 and what is no whole vectors are dropped by kernels of their own
+TEST_CASE("layernorm dropout: every regime") {
+    for (TypePair types : kTypePairs) {
+        for (Shape s : kRegimes) { check_dropout(types, s); }
+    }
+}
+
+// of layouts with dropout the longest row, and a vector more
+TEST_CASE("layernorm dropout: widths") {
+    for (int C : {16,   24,   32,   40,   64,   72,   128,  192,   256,   384,   392,  512,  768,
+                  776,  1024, 1280, 1536, 1544, 1600, 1792, 2048,  2056,  2560,  3072, 3904, 4096,
+                  4104, 5120, 6144, 7168, 8192, 8200, 9216, 12288, 14336, 16384, 16392}) {
+        for (int pair : {0, 1}) { check_dropout(kTypePairs[pair], {std::max(5, 4'000 / C), C}); }
+    }
+}
+
+TEST_CASE("layernorm dropout: rows by themselves have the masks that they have among all") {
+    for (Shape s : {Shape{67, 64}, {33, 768}, {17, 1600}, {9, 4096}, {17, 769}}) {
+        for (Dtype dtype : {Dtype::kBf16, Dtype::kFp32}) {
+            check_batches(residual_layernorm_forward_problem(dtype, s, Inputs::kNormal, dropping(kPlain)));
+            check_batches(layernorm_backward_problem(dtype, s, Inputs::kNormal, dropping(kPlain)));
+        }
+    }
+}
+
+TEST_CASE("layernorm dropout: refused where there is nothing to drop") {
+    Problem p = layernorm_backward_problem(Dtype::kFp32, {3, 64}, Inputs::kNormal, {.drops = true});
+    p.out.erase(named(p.out, "dropped"));
+    check_error(error_of([&] { run(p); }), kExitUsage, {"dropped, dropout and dinp go together"});
+    p = layernorm_forward_problem(Dtype::kFp32, {3, 64}, Inputs::kNormal, {.drops = true});
+    check_error(error_of([&] { run(p); }), kExitUsage, {"inp2 is null"});
 }
 
 // With sums over dinp and without. Around the number of an H200's multiprocessors. No rows: += leaves what there was, = writes

@@ -70,8 +70,9 @@ int gpus() {
 // layer's matrices.
 TEST_CASE("many GPUs: AdamW and Muon, the same bits in 1, 2 and 4 ranks, and in a run that changes them") {
     for (const char* optimizer : {"", "--optimizer muon "}) {
-        for (const char* type : {"--dtype fp32 ", "--dtype bf16 ", "--dtype bf16 --grad-dtype bf16 ",
-                                 "--dtype bf16 --fp8 --batch 4 "}) {
+        for (const char* type :
+             {"--dtype fp32 ", "--dtype bf16 --dropout 0.2 ", "--dtype bf16 --grad-dtype bf16 ",
+              "--dtype bf16 --fp8 --batch 4 --dropout 0.2 "}) {
             INFO("optimizer ", optimizer, ", type ", type);
             Place p;
             const std::string run =

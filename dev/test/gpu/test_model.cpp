@@ -1,6 +1,8 @@
 // The GPU's whole model, forward and backward, in fp32 and bf16: against PyTorch's numbers, against the reference model, and
 // against itself where it computes the same in another way. Then its writing a token at a time, with a cache of keys and
 // values, against the reference, which computes all positions at once.
+#include <set>
+
 #include "dev/test/gpu/gpu_model.h"
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/compare_state.h"
@@ -141,6 +143,48 @@ TEST_CASE_TEMPLATE("gpu model: recomputing gives the same bits", Model, Fp32Mode
             CHECK(now <= before);
             before = now;
         }
+    }
+}
+
+// The masks of any batches and of recomputation; an evaluation has none.
+TEST_CASE_TEMPLATE("gpu model: dropout", Model, Fp32Model, Bf16Model, NarrowModel) {
+    for (const Size& s : {kSizes[0], kSizes[1], kSizes[2]}) {
+        CAPTURE(s.name);
+        ModelSettings settings{.dropout = 0.3, .seed = 77};
+        Model model(s.config, s.B, s.T, settings), plain(s.config, s.B, s.T);
+        ReferenceModel<double> reference = reference_for<Model>(s.config, s.B, s.T);
+        fill_lively(&reference, 3);
+        reference.set_dropout({settings.dropout, settings.seed});
+        for (Model* one : {&model, &plain}) { copy_states(one, reference); }
+        const std::vector<Batch> batches = two_batches(s.config, s.B, s.T, 5);
+        // what stays is scaled, and the gradients with it: an error more for each of 2 layers + 1 places
+        check_model("dropout", model, reference, batches, kLivelyGain / (1 - settings.dropout));
+        const double loss = model.forward_backward(batches);
+        const std::vector<float> gradients = whole_gradient(model);
+        CHECK(std::fabs(loss - plain.forward_backward(batches)) > 1e-4);
+        for (Recompute recompute : {Recompute::kGelu, Recompute::kBlock}) {
+            settings.recompute = recompute;
+            Model again(s.config, s.B, s.T, settings);
+            copy_states(&again, reference);
+            CHECK(again.forward_backward(batches) == loss);
+            check_same(fmt::format("dropout, recompute {}", (int)recompute), whole_gradient(again),
+                       gradients);
+        }
+        settings.recompute = Recompute::kNone;
+        const Batch whole = random_batch(s.config, s.B, s.T, 8);
+        Model by_row(s.config, 1, s.T, settings);
+        copy_states(&by_row, reference);
+        std::vector<Batch> parts;
+        for (int row = 0; row < s.B; row++) { parts.push_back(rows_of(whole, row, 1)); }
+        model.forward_backward({&whole, 1});
+        by_row.forward_backward(parts);
+        check_close_gradients("dropout, row by row", by_row, model,
+                              tolerance_for<Model>(s.config, s.B * s.T, kLivelyGain, s.B));
+        const Evaluation found = model.evaluate(whole), expected = plain.evaluate(whole);
+        CHECK(std::ranges::equal(found.losses, expected.losses));
+        std::set<float> losses;  // of one model and batch: each step's masks, launched, then recorded
+        for (int64_t k = 0; k < 5; k++) { losses.insert(step(&model, {&whole, 1}, {.step = k}).loss); }
+        CHECK(losses.size() == 5);
     }
 }
 

@@ -85,7 +85,8 @@ TEST_CASE("options: every field is set by its long name") {
         "--train-data a*.bin --val-data=b.bin --tokenizer t.bin --layers 3 --heads 2 --channels 64 "
         "--max-seq-len 128 --batch=2 --seq-len 32 --total-batch 256 --steps -1 --lr 1e-3 --optimizer muon "
         "--warmup 7 --final-lr-fraction .5 --schedule wsd --weight-decay 0.1 --beta1 0 --beta2 0.99 --eps "
-        "1e-6 --clip 0 --val-every 0 --val-tokens 640 --val-align document --sample-every 0 --sample-tokens "
+        "1e-6 --clip 0 --dropout .1 --val-every 0 --val-tokens 640 --val-align document --sample-every 0 "
+        "--sample-tokens "
         "9 --temperature 0.7 --top-k 40 --out o --save-every 5 --resume o/step_5 --log-every 3 --quiet "
         "--dry-run --seed 18446744073709551615 --keep 3 --model-dtype bf16"));
     CHECK(std::tie(o.train_data, o.val_data, o.tokenizer) == std::tuple("a*.bin", "b.bin", "t.bin"));
@@ -94,6 +95,7 @@ TEST_CASE("options: every field is set by its long name") {
     CHECK(std::tie(o.lr, o.optimizer, o.warmup, o.final_lr_fraction, o.schedule) ==
           std::tuple(1e-3, Optimizer::kMuon, 7, 0.5, Decay::kWsd));
     CHECK(std::tie(o.weight_decay, o.beta1, o.beta2, o.eps, o.clip) == std::tuple(0.1, 0, 0.99, 1e-6, 0));
+    CHECK(o.dropout == 0.1);
     CHECK(std::tie(o.val_every, o.val_tokens, o.val_align) == std::tuple(0, 640, ValAlign::kDocument));
     CHECK(std::tie(o.sample_every, o.sample_tokens, o.temperature, o.top_k) == std::tuple(0, 9, 0.7, 40));
     CHECK(std::tie(o.out, o.save_every, o.resume, o.keep) == std::tuple("o", 5, "o/step_5", 3));

@@ -1,5 +1,5 @@
-// --dropout on the CPU: which elements are dropped, the gradients of the masked loss, and that batches, groups, ranks, resumes and
-// evaluations leave the masks as they are. On a GPU: dev/test/gpu/test_dropout.cpp.
+// --dropout on the CPU: which elements are dropped, the gradients of the masked loss, and that batches, groups, ranks, resumes
+// and evaluations leave the masks as they are. On a GPU: dev/test/gpu/test_layernorm.cpp, test_model.cpp.
 #include <cmath>
 #include <set>
 

@@ -17,6 +17,35 @@ size_t layernorm_backward_scratch(int C) {
     return sets * sizeof(double) * kColumnGroups * (size_t)C;
 }
 
+constexpr int kDropBlock = 256;
+
+// dropped = dinp behind the dropout, n elements a thread
+template <int n, typename T, typename W>
+__global__ void __launch_bounds__(kDropBlock)
+    layernorm_backward_drop_kernel(LayerNormBackwardRows<T, W> call) {
+    const int64_t c = ((int64_t)blockIdx.x * kDropBlock + threadIdx.x) * n;
+    if (c >= call.C) { return; }
+    for (int64_t row = blockIdx.y; row < call.N; row += gridDim.y) {
+        const auto x = load<n>(call.dinp + row * call.dinp_stride + c);
+        const auto factors = DropoutRow(call.dropout, row, call.C).factors<n>((int)c);
+        acc_t<T> y[n];
+        unrolled<n>([&](int j) { y[j] = as_acc<acc_t<T>>(x, j) * (acc_t<T>)factors[j]; });
+        store(call.dropped + row * call.dropped_stride + c, rounded<T>(y));
+    }
+}
+template <typename T, typename W>
+void drop(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    constexpr int kV = Vec<T>::size;
+    const bool vectors =
+        (call.C | call.dinp_stride | call.dropped_stride) % kV == 0 && aligned(call.dinp, call.dropped);
+    const int64_t blocks = ceil_div((int64_t)call.C, (int64_t)kDropBlock * (vectors ? kV : 1));
+    const dim3 grid(grid_x(blocks), (unsigned)std::min<int64_t>(call.N, UINT16_MAX));
+    auto* kernel =
+        vectors ? layernorm_backward_drop_kernel<kV, T, W> : layernorm_backward_drop_kernel<1, T, W>;
+    kernel<<<grid, kDropBlock, 0, stream>>>(call);
+    check_launch();
+}
+
 template <typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
@@ -34,15 +63,17 @@ template <typename T, typename Grad, typename W>
 LayerNormBackwardRows<T, W> rows_of(const LayerNormBackward<T, Grad, W>& given) {
     LayerNormBackwardRows<T, W> call{std::bit_cast<LayerNormBackward<T, float, W>>(given)};
     call.dweight = call.dbias = call.dinp_sums = nullptr;
-    for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {
+    for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride, &call.dropped_stride}) {
         if (*stride == 0) { *stride = call.C; }
     }
     if (call.rms) { call.mean = call.rstd; }  // something to read
-    call.sum_dinp = given.dinp_sums != nullptr;
+    Grad* dinp_sums =
+        given.dropped == nullptr || kDrops<T, W> ? given.dinp_sums : nullptr;  // else they come later
+    call.sum_dinp = dinp_sums != nullptr;
     call.columns = given.dweight != nullptr || given.dbias != nullptr;
     bool at_once = given.N == 1 && aligned(given.dweight, given.dbias, given.dinp_sums);
-    call.of_one_row = {
-        at_once, std::is_same_v<Grad, float>, given.accumulate, given.dweight, given.dbias, given.dinp_sums};
+    call.of_one_row = {at_once,  std::is_same_v<Grad, float>, given.accumulate, given.dweight, given.dbias,
+                       dinp_sums};
     return call;
 }
 
@@ -55,6 +86,9 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
     require(
         given.dinp_sums == nullptr || given.dinp != nullptr || given.N == 0,
         "layernorm_backward: dinp_sums are wanted, but dinp is null: give memory for both, or null for both");
+    require((given.dropped != nullptr) == (given.dropout.rows != nullptr) &&
+                (given.dropped == nullptr || given.dinp != nullptr),
+            "layernorm_backward: dropped, dropout and dinp go together");
     const LayerNormBackwardRows<T, W> call = rows_of(given);
     ColumnGroups groups;
     if (call.N > 0) {
@@ -67,7 +101,9 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
             [&](const Choice& choice) { return (groups = launch(call, choice, stream)).count > 0; });
         if (!launched) { return false; }
     }
-    const bool another_pass = call.sum_dinp && !groups.dinp;
+    const bool drops = call.dropped != nullptr && call.N > 0;
+    if (drops && !groups.dropped) { drop(call, stream); }
+    const bool another_pass = given.dinp_sums != nullptr && !groups.dinp;
     if (another_pass) { branch = nullptr; }
     if (call.columns && !groups.done) {  // no rows: no groups, and the sums are 0
         int stride = groups.stride > 0 ? groups.stride : call.C;
@@ -77,8 +113,8 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
                                   partials, call.C, given.accumulate, beside(stream, branch));
     }
     if (another_pass) {
-        sum_columns(given.dinp_sums, call.scratch, call.dinp, call.dinp_stride, call.N, call.C,
-                    given.accumulate, stream);
+        sum_columns(given.dinp_sums, call.scratch, drops ? call.dropped : call.dinp,
+                    drops ? call.dropped_stride : call.dinp_stride, call.N, call.C, given.accumulate, stream);
     }
     return true;
 }

@@ -208,7 +208,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     int groups = (int)std::min(most, ceil_div(call.N, (int64_t)(L::under_way * L::threads / L::lanes)));
     config.grid = groups;
     config.launch(kernel, call, 1.0f / call.C);
-    return {groups, config.overlapping, false, call.of_one_row.given};
+    return {groups, config.overlapping, false, false, call.of_one_row.given};
 }
 
 // by pieces of n elements, whole vectors or less

@@ -21,11 +21,17 @@ struct Layout {
     static constexpr layouts::TeamRing ring = ring_;
     static constexpr int cluster = ring.cluster, warps = ring.warps, teams = ring.teams, stages = ring.stages;
     static constexpr int n = ring.vector, k = ring.vectors;
-    static constexpr bool reread = ring.reread, soon = reread && stages == 2;
+    static constexpr bool reread = ring.reread, soon = reread && stages == 2, drops = false;
     static constexpr int team_threads = warps * kWarp, threads = teams * team_threads;
     static constexpr int step = team_threads * n, columns = step * k;  // between a lane's vectors; of a block
     static constexpr int pairs = cluster * warps;                      // warps of a row
     static_assert(threads <= 1024 && (warps == 1 || teams < 16));      // named barriers 1 to 15
+};
+
+// L for calls with dropout.
+template <typename L>
+struct Dropping : L {
+    static constexpr bool drops = true;
 };
 
 // A row's columns of inp, of dout, and for += of dinp, L::columns apart; from somewhere in the first line on.
@@ -214,10 +220,18 @@ __device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T* row,
     return sums;
 }
 
+// Where a row's dinp goes, from the lane's first column on, which is `column` of the row; dropped: null without dropout.
+template <typename T>
+struct Destination {
+    T *dinp, *dropped;
+    int column;
+};
+
 // second half: dinp from the row's means of wdy and of wdy xhat
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-__device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held, const T* row, int left, float c1,
-                          float c2, float m, float s) {
+__device__ void write_row(const Destination<T>& to, const DropoutRow& mask,
+                          Held<L, kAccumulate, kSum, T, W>& held, const T* row, int left, float c1, float c2,
+                          float m, float s) {
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         auto &xhat = held.xhat[i % held.kRow], &wdy = held.wdy[i % held.kRow];
@@ -237,7 +251,14 @@ __device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held, const
             if constexpr (kAccumulate) { result[j] += as_float(held.before[i], j); }
         }
         auto stored = rounded<T>(result);
-        if (left > i * L::step) { store(dinp + i * L::step, stored); }
+        if (left > i * L::step) { store(to.dinp + i * L::step, stored); }
+        if constexpr (L::drops) {
+            const auto factors = mask.factors<L::n>(to.column + i * L::step);
+#pragma unroll
+            for (int j = 0; j < L::n; j++) { result[j] = as_float(stored, j) * factors[j]; }
+            stored = rounded<T>(result);
+            if (left > i * L::step) { store(to.dropped + i * L::step, stored); }
+        }
         if constexpr (kSum) {
 #pragma unroll
             for (int j = 0; j < L::n; j++) { held.sums[2][i][j] += as_float(stored, j); }
@@ -352,7 +373,11 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
         sums = exchange(team, turn, sums);
         if (call.rms) { sums.x = 0; }
         if constexpr (!L::soon) { refill(L::reread ? turn - 1 : turn); }
-        write_row<L>(dinp + first, held, here, left, sums.x * per_column, sums.y * per_column, ms.x, ms.y);
+        const DropoutRow mask(call.dropout, row + turn * step, call.C);
+        T* dropped =
+            L::drops ? call.dropped + (row + turn * step) * call.dropped_stride + begin + first : nullptr;
+        write_row<L>({dinp + first, dropped, begin + first}, mask, held, here, left, sums.x * per_column,
+                     sums.y * per_column, ms.x, ms.y);
         if constexpr (L::soon) {
             fence_proxy_async();
             sync_team(number, L::team_threads);
@@ -397,7 +422,16 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     int slice = ceil_div(ceil_div(call.C, L::cluster), unit) * unit;
     int in_flight = rows_in_flight(L::cluster, L::teams, L::stages, streams * slice * (int)sizeof(T));
     config.launch(kernel, call, slice, in_flight);
-    return {groups, true, kSum, call.of_one_row.given};
+    return {groups, true, kSum, L::drops, call.of_one_row.given};
+}
+
+// With dropout or without. Rows that a cluster shares have none, nor has = in pairs of columns: there registers lack.
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+ColumnGroups launch_form(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    if constexpr (kDrops<T, W> && L::cluster == 1 && (L::n > 2 || kAccumulate)) {
+        if (call.dropped != nullptr) { return launch<Dropping<L>, kAccumulate, kSum>(call, stream); }
+    }
+    return launch<L, kAccumulate, kSum>(call, stream);
 }
 
 template <typename T, typename W>
@@ -406,12 +440,14 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
     static constexpr auto table = for_bytes(sizeof(T), layouts::kTeamRing16, layouts::kTeamRing32);
     return with_constant<0, table.size()>(choice.layout, [&]<int i>() {
         if constexpr (table[i].is_for(!same)) {
-            if (!call.accumulate_dinp) { return launch<Layout<table[i].write>, false, false>(call, stream); }
+            if (!call.accumulate_dinp) {
+                return launch_form<Layout<table[i].write>, false, false>(call, stream);
+            }
             if constexpr (table[i].adds()) {
                 using Add = Layout<table[i].add>;
                 constexpr bool sums = same && table[i].columns <= kSummedColumns;  // in kernels of their own
-                return sums && call.sum_dinp ? launch<Add, true, sums>(call, stream)
-                                             : launch<Add, true, false>(call, stream);
+                return sums && call.sum_dinp ? launch_form<Add, true, sums>(call, stream)
+                                             : launch_form<Add, true, false>(call, stream);
             }
         }
         return ColumnGroups{};

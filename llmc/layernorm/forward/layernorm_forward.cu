@@ -19,8 +19,8 @@ struct Sum {
     const T *inp, *inp2;
     int64_t rows, columns, strides[3];
 };
-template <int n, typename T>
-__global__ void __launch_bounds__(kSumBlock) layernorm_residual_kernel(Sum<T> call) {
+template <int n, bool drops, typename T>
+__device__ void add_rows(const Sum<T>& call, const Dropout& dropout) {
     const int64_t c = ((int64_t)blockIdx.x * kSumBlock + threadIdx.x) * n;
     if (c >= call.columns) { return; }
     for (int64_t row = blockIdx.y; row < call.rows; row += gridDim.y) {
@@ -28,26 +28,46 @@ __global__ void __launch_bounds__(kSumBlock) layernorm_residual_kernel(Sum<T> ca
         auto b = load<n>(call.inp2 + row * call.strides[2] + c);
         acc_t<T> sum[n];
 #pragma unroll
-        for (int j = 0; j < n; j++) { sum[j] = as_acc<acc_t<T>>(a, j) + as_acc<acc_t<T>>(b, j); }
+        for (int j = 0; j < n; j++) { sum[j] = as_acc<acc_t<T>>(b, j); }
+        if constexpr (drops) {
+            const auto factors = DropoutRow(dropout, row, (int)call.columns).factors<n>((int)c);
+            unrolled<n>([&](int j) { sum[j] *= factors[j]; });
+        }
+#pragma unroll
+        for (int j = 0; j < n; j++) { sum[j] += as_acc<acc_t<T>>(a, j); }
         store(call.residual + row * call.strides[0] + c, rounded<T>(sum));
     }
+}
+template <int n, typename T>
+__global__ void __launch_bounds__(kSumBlock) layernorm_residual_kernel(Sum<T> call) {
+    add_rows<n, false>(call, {});
+}
+template <int n, typename T>
+__global__ void __launch_bounds__(kSumBlock) layernorm_dropped_residual_kernel(Sum<T> call, Dropout dropout) {
+    add_rows<n, true>(call, dropout);
 }
 
 // writes the residual; the call that is left to do
 template <typename T, typename W>
-LayerNormForward<T, W> add_residual(LayerNormForward<T, W> call, cudaStream_t stream) {
+LayerNormForward<T, W> add_residual(LayerNormForwardRows<T, W> call, cudaStream_t stream) {
     constexpr int kV = Vec<T>::size;
     Sum<T> sum = {call.residual, call.inp, call.inp2,
                   call.N,        call.C,   {call.residual_stride, call.inp_stride, call.inp2_stride}};
-    if (std::ranges::all_of(sum.strides, [&](int64_t stride) { return stride == call.C; })) {
+    const bool drops = call.dropout.rows != nullptr;
+    if (!drops && std::ranges::all_of(sum.strides, [&](int64_t stride) { return stride == call.C; })) {
         sum.columns *= sum.rows;  // one long row
         sum.rows = 1;
     }
-    const bool vectors =
-        sum.rows == 1 && sum.columns % kV == 0 && aligned(call.residual, call.inp, call.inp2);
+    const bool whole = std::ranges::all_of(sum.strides, [](int64_t stride) { return stride % kV == 0; });
+    const bool vectors = (sum.rows == 1 || (drops && whole)) && sum.columns % kV == 0 &&
+                         aligned(call.residual, call.inp, call.inp2);
     const int64_t blocks = ceil_div(sum.columns, (int64_t)kSumBlock * (vectors ? kV : 1));
     dim3 grid(grid_x(blocks), (unsigned)std::min<int64_t>(sum.rows, UINT16_MAX));
-    if (vectors) {
+    if (drops) {
+        auto* kernel =
+            vectors ? layernorm_dropped_residual_kernel<kV, T> : layernorm_dropped_residual_kernel<1, T>;
+        kernel<<<grid, kSumBlock, 0, stream>>>(sum, call.dropout);
+    } else if (vectors) {
         layernorm_residual_kernel<kV><<<grid, kSumBlock, 0, stream>>>(sum);
     } else {
         layernorm_residual_kernel<1><<<grid, kSumBlock, 0, stream>>>(sum);
@@ -62,29 +82,31 @@ LayerNormForward<T, W> add_residual(LayerNormForward<T, W> call, cudaStream_t st
 }
 
 template <typename T, typename W>
-bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
+bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
         if (choice.kernel == Kernel::kShortRows) { return short_rows_forward::launch(call, choice, stream); }
         if (choice.kernel == Kernel::kRowInRegisters) {
             return row_in_registers_forward::launch(call, choice, stream);
         }
         if (choice.kernel == Kernel::kUnalignedRows) {
-            return unaligned_rows_forward::launch(call, choice, stream);
+            return unaligned_rows_forward::launch<T, W>(call, choice, stream);
         }
     }
     if (choice.kernel == Kernel::kSumFirst) {
         layernorm_forward(add_residual(call, stream), stream);
         return true;
     }
-    return fallback_forward::launch(call, choice, stream);
+    return fallback_forward::launch<T, W>(call, choice, stream);
 }
 
 // by this kernel, or where that is none the one that is chosen; false: it does not take the call
 template <typename T, typename W>
-bool forward(LayerNormForward<T, W> call, const std::optional<Kernel>& by, cudaStream_t stream) {
+bool forward(LayerNormForwardRows<T, W> call, const std::optional<Kernel>& by, cudaStream_t stream) {
     require(call.C > 0 && call.N >= 0, "layernorm_forward: C must be positive, N not negative");
     require((call.residual != nullptr) == (call.inp2 != nullptr),
             "layernorm_forward: residual and inp2 go together");
+    require(call.dropout.rows == nullptr || call.residual != nullptr,
+            "layernorm_forward: dropout is of inp2, but inp2 is null");
     for (int64_t* stride : {&call.out_stride, &call.inp_stride, &call.residual_stride, &call.inp2_stride}) {
         if (*stride == 0) { *stride = call.C; }
     }
@@ -99,22 +121,22 @@ bool forward(LayerNormForward<T, W> call, const std::optional<Kernel>& by, cudaS
 }  // namespace
 
 template <typename T, typename W>
-void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    forward(call, {}, stream);
+void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream, const Dropout& dropout) {
+    forward(LayerNormForwardRows<T, W>{call, dropout}, {}, stream);
 }
 
 template <typename T, typename W>
 bool layernorm_forward_by(Kernel kernel, const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    return forward(call, kernel, stream);
+    return forward(LayerNormForwardRows<T, W>{call}, kernel, stream);
 }
 
 using bf16 = __nv_bfloat16;
-template void layernorm_forward(const LayerNormForward<float, float>&, cudaStream_t);
-template void layernorm_forward(const LayerNormForward<bf16, bf16>&, cudaStream_t);
-template void layernorm_forward(const LayerNormForward<bf16, float>&, cudaStream_t);
-template void layernorm_forward(const LayerNormForward<__half, __half>&, cudaStream_t);
-template void layernorm_forward(const LayerNormForward<__half, float>&, cudaStream_t);
-template void layernorm_forward(const LayerNormForward<double, double>&, cudaStream_t);
+template void layernorm_forward(const LayerNormForward<float, float>&, cudaStream_t, const Dropout&);
+template void layernorm_forward(const LayerNormForward<bf16, bf16>&, cudaStream_t, const Dropout&);
+template void layernorm_forward(const LayerNormForward<bf16, float>&, cudaStream_t, const Dropout&);
+template void layernorm_forward(const LayerNormForward<__half, __half>&, cudaStream_t, const Dropout&);
+template void layernorm_forward(const LayerNormForward<__half, float>&, cudaStream_t, const Dropout&);
+template void layernorm_forward(const LayerNormForward<double, double>&, cudaStream_t, const Dropout&);
 template bool layernorm_forward_by(Kernel, const LayerNormForward<float, float>&, cudaStream_t);
 template bool layernorm_forward_by(Kernel, const LayerNormForward<bf16, bf16>&, cudaStream_t);
 template bool layernorm_forward_by(Kernel, const LayerNormForward<__half, __half>&, cudaStream_t);

@@ -20,7 +20,7 @@ struct Layout {
     static constexpr int warps = row.warps, n = n_, k = row.vectors, teams = row.teams, early = row.early;
     static constexpr int blocks_per_sm = row.blocks_per_sm, cluster = row.cluster,
                          threads = teams * warps * kWarp;
-    static constexpr bool unpack_each_pass = row.unpack_each_pass, alone = false;
+    static constexpr bool unpack_each_pass = row.unpack_each_pass, alone = false, drops = false;
     static constexpr int parts = cluster;  // of a row, whose moments meet in the cluster
     static constexpr int step = cluster * warps * kWarp * n, columns = step * k;
     static constexpr int unguarded = row.unguarded();
@@ -102,6 +102,12 @@ struct Part {
 template <typename L>
 constexpr bool kStreams = L::cluster > 2;
 
+// With dropout a lane of four vectors has no registers for the bias before the row is summed.
+template <typename L>
+struct Dropping : layernorm::Dropping<L> {
+    static constexpr int early = L::k > 3 && L::early > 1 ? 1 : L::early;
+};
+
 template <typename L, typename T>
 __device__ Elements<T, L::n> load_row(const T* p) {
     return kStreams<L> ? load_streaming<L::n>(p) : load<L::n>(p);
@@ -115,7 +121,7 @@ constexpr int kResidualVectors = 3;  // of a long row's second input that are as
 
 // of inp, or of inp + inp2 rounded, which is written to residual
 template <typename L, bool kResidual, typename T, typename W>
-__device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, int64_t row) {
+__device__ void load_part(Part<L, T>& part, const CallOf<L, T, W>& call, int64_t row) {
     const T* inp = call.inp + row * call.inp_stride + part.first;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
@@ -127,6 +133,7 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
         T* residual = call.residual + row * call.residual_stride + part.first;
         constexpr int at_once = L::is_long && !L::alone ? kResidualVectors : L::k;
         static_assert(at_once <= L::k);
+        [[maybe_unused]] const auto mask = mask_of<L>(call, row);
         Elements<T, L::n> x2[at_once];
         auto load_x2 = [&](int i) {
             x2[i % at_once] = {};
@@ -137,10 +144,16 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
 #pragma unroll
         for (int i = 0; i < L::k; i++) {
             if (L::is_long && !part.has(i)) { continue; }
-            float sum[L::n];
+            if constexpr (L::drops) {
+                part.x[i] = dropped_sum(part.x[i], x2[i % at_once], mask, part.first + i * L::step);
+            } else {
+                float sum[L::n];
 #pragma unroll
-            for (int j = 0; j < L::n; j++) { sum[j] = as_float(part.x[i], j) + as_float(x2[i % at_once], j); }
-            part.x[i] = rounded<T>(sum);
+                for (int j = 0; j < L::n; j++) {
+                    sum[j] = as_float(part.x[i], j) + as_float(x2[i % at_once], j);
+                }
+                part.x[i] = rounded<T>(sum);
+            }
             if (i + at_once < L::k) { load_x2(i + at_once); }
             if (part.inside(i)) { store_row<L>(residual + i * L::step, part.x[i]); }
         }
@@ -239,14 +252,13 @@ constexpr bool kPrefetches =
     kSm90 && !L::alone && !(L::is_long && kResidual) && L::columns * sizeof(T) > 3072;
 
 template <typename L, bool kResidual, typename T, typename W>
-__device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& extra, int64_t row,
-                              int first) {
+__device__ void normalise_row(const CallOf<L, T, W>& call, const Extra& extra, int64_t row, int first) {
     constexpr int early_weights = kEarly<1, L, T, W>, early_biases = kEarly<2, L, T, W>;
     Part<L, T> part;
     part.first = first;
     part.C = call.C;
     if constexpr (kSm90) { dependency_wait(); }
-    load_part<L, kResidual>(part, call, row);
+    load_part<L, kResidual, T, W>(part, call, row);
     float per_column = extra.per_column;
     Parameter<L, W> weights(call.weight, or_ones(call.weight), first);
     Parameter<L, W> biases(call.bias, or_zeros(call.bias), first);
@@ -305,27 +317,28 @@ constexpr int blocks_of() {
 
 template <typename L, bool kResidual, typename T, typename W>
 __global__ void __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>()))
-    layernorm_forward_kernel(LayerNormForward<T, W> call, Extra extra) {
+    layernorm_forward_kernel(CallOf<L, T, W> call, Extra extra) {
     if constexpr (!L::is_long) { prefetch_parameters(call); }
     if constexpr (!L::by_cluster) {
         int thread = threadIdx.x % (L::warps * kWarp);
         int64_t row = (int64_t)blockIdx.x * L::teams + threadIdx.x / (L::warps * kWarp);
-        if (row < call.N) { normalise_row<L, kResidual>(call, extra, row, thread * L::n); }
+        if (row < call.N) { normalise_row<L, kResidual, T, W>(call, extra, row, thread * L::n); }
     } else if constexpr (L::cluster == 1 || kSm90) {
         if constexpr (L::cluster > 1) { Meeting<L::cluster, L::parts>::place().open(); }
         int first = (blockIdx.x % L::cluster * L::threads + threadIdx.x) * L::n;
-        normalise_row<L, kResidual>(call, extra, blockIdx.x / L::cluster, first);
+        normalise_row<L, kResidual, T, W>(call, extra, blockIdx.x / L::cluster, first);
     }
 }
 
 template <typename L, bool kResidual, typename T, typename W>
-bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+bool launch(const LayerNormForwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
     unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::teams) * L::cluster);
     const LaunchConfig config{blocks, L::threads, 0, stream, L::cluster, runs_hopper_code(kernel)};
     int under_way = rows_under_way<kernel>(config, blocks_of<L, kResidual, T, W>() * L::teams);
     if (under_way == 0) { return false; }
-    config.launch(kernel, call, Extra{1.0f / call.C, {call, under_way / (kResidual ? 3 : 4)}});
+    config.launch(kernel, CallOf<L, T, W>(call),
+                  Extra{1.0f / call.C, {call, under_way / (kResidual ? 3 : 4)}});
     return true;
 }
 
@@ -336,7 +349,7 @@ struct Any : L {
 };
 
 template <const auto& table, bool kResidual, typename T, typename W>
-bool launch_layout(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
+bool launch_layout(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>, rare = kResidual && !same;
     return with_constant<0, std::size(table)>(choice.layout, [&]<int i>() {
         constexpr int n = Vec<T>::size;
@@ -346,6 +359,10 @@ bool launch_layout(const LayerNormForward<T, W>& call, const Choice& choice, cud
             constexpr int none = kThresholds.short_vectors * n;
             static_assert(L::unguarded * L::step <=
                           held_before<layouts::RowInRegisters>(table, i, n, rare, none));
+            if constexpr (kResidual && kDrops<T, W> && !L::is_long) {
+                if (call.dropout.rows != nullptr) { return launch<Dropping<L>, kResidual>(call, stream); }
+            }
+            require(call.dropout.rows == nullptr, "row_in_registers: no such layout has dropout");
             if constexpr (L::cluster == 1 && L::warps > kThresholds.schedulers && same) {
                 if (choice.spread) { return launch<Alone<L>, kResidual>(call, stream); }
             }
@@ -356,7 +373,7 @@ bool launch_layout(const LayerNormForward<T, W>& call, const Choice& choice, cud
 }
 
 template <typename T, typename W>
-bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
+bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     bool residual = call.residual != nullptr;
     if constexpr (sizeof(T) == 2) {
         return residual ? launch_layout<layouts::kRowInRegisters16, true>(call, choice, stream)

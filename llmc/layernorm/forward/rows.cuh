@@ -183,6 +183,33 @@ int rows_under_way(const LaunchConfig& config, int of_multiprocessor) {
                               : device_facts().multiprocessors * of_multiprocessor;
 }
 
+// L with dropout of the second input.
+template <typename L>
+struct Dropping : L {
+    static constexpr bool drops = true;
+};
+// what its kernels are given
+template <typename L, typename T, typename W>
+using CallOf = std::conditional_t<L::drops, LayerNormForwardRows<T, W>, LayerNormForward<T, W>>;
+
+template <typename L, typename Call>
+__device__ auto mask_of(const Call& call, int64_t row) {
+    if constexpr (L::drops) {
+        return DropoutRow(call.dropout, row, call.C);
+    } else {
+        return 0;
+    }
+}
+// of n columns from c on: x + x2, which is dropped first
+template <typename T, int n>
+__device__ Elements<T, n> dropped_sum(const Elements<T, n>& x, const Elements<T, n>& x2,
+                                      const DropoutRow& mask, int c) {
+    const auto factors = mask.factors<n>(c);
+    float sum[n];
+    unrolled<n>([&](int j) { sum[j] = fmaf(as_float(x2, j), factors[j], as_float(x, j)); });
+    return rounded<T>(sum);
+}
+
 // prefetch: asks for a row, from HBM into L2, some time before the block that will have it begins. What blocks have asked
 // for themselves is not always enough for HBM to be busy: they wait for one another's sums, or their last rows' stores.
 // Too early, and the row has left L2 when it is wanted.

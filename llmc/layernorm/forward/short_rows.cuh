@@ -18,6 +18,7 @@ template <const auto& table, int index, int n_, typename T>
 struct Layout {
     static constexpr layouts::ShortForward row = table[index];
     static constexpr int lanes = row.lanes, k = row.vectors, n = n_, unguarded = row.unguarded;
+    static constexpr bool drops = false;
     static constexpr int step = lanes * n, columns = step * k;
     // Of a block. Blocks begin no faster than 0.8 a ns: with less than 2 KB of rows in 128 threads that is what limits.
     static constexpr int threads = 128 / lanes * columns * (int)sizeof(T) < 2048 ? 256 : 128;
@@ -76,7 +77,7 @@ __device__ Elements<T, n> sum_of(const Elements<T, n>& a, const Elements<T, n>& 
 }
 
 template <typename L, bool kResidual, typename T, typename W>
-__device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, float per_column) {
+__device__ void normalise_row(const CallOf<L, T, W>& call, int64_t row, float per_column) {
     Part<L, T> part(call.C), part2(call.C);
     part.load_row(call.inp + row * call.inp_stride);
     if constexpr (kResidual) { part2.load_row(call.inp2 + row * call.inp2_stride); }
@@ -86,7 +87,14 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
     if constexpr (kSm90) { dependency_launch(); }
     if constexpr (kResidual) {
         __syncwarp();  // who has the row again, too, has read it
-        unrolled<L::k>([&](int i) { part.x[i] = sum_of(part.x[i], part2.x[i]); });
+        if constexpr (L::drops) {
+            const DropoutRow mask(call.dropout, row, call.C);
+            unrolled<L::k>([&](int i) {
+                part.x[i] = dropped_sum(part.x[i], part2.x[i], mask, part.first + i * L::step);
+            });
+        } else {
+            unrolled<L::k>([&](int i) { part.x[i] = sum_of(part.x[i], part2.x[i]); });
+        }
         part.store_row(call.residual + row * call.residual_stride);
     }
     Normal normal = normal_of(moments_of_row(part, per_column, call.rms), per_column, (float)call.eps);
@@ -95,39 +103,44 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
     part.store_row(call.out + row * call.out_stride);
 }
 
+// Blocks that are to fit a multiprocessor, where the compiler would take registers that cost some of them; 0: as it likes.
+template <typename L, bool kResidual, typename T, typename W>
+constexpr int kBlocks = !std::is_same_v<T, W> || L::drops ? 0
+                        : kResidual && L::k * L::n == 32  ? 768 / L::threads
+                        : L::k == 7 && L::n == 1          ? 2048 / L::threads
+                                                          : 0;
+
 // A group of lanes that would have a row beyond the last does its warp's first again: all lanes have loaded before one
 // stores (the sums' shuffles wait for that), and its stores are the same.
-// That are to fit a multiprocessor, where the compiler would take registers that cost some of them; 0: as it likes.
-template <typename L, bool kResidual, typename T, typename W>
-constexpr int kBlocks = !std::is_same_v<T, W>            ? 0
-                        : kResidual && L::k * L::n == 32 ? 768 / L::threads
-                        : L::k == 7 && L::n == 1         ? 2048 / L::threads
-                                                         : 0;
-
 template <typename L, bool kResidual, typename T, typename W>
 __global__ void __launch_bounds__(L::threads, (kBlocks<L, kResidual, T, W>))
-    layernorm_forward_kernel(LayerNormForward<T, W> call, float per_column) {
+    layernorm_forward_kernel(CallOf<L, T, W> call, float per_column) {
     prefetch_parameters(call);
     if constexpr (kSm90) { dependency_wait(); }
     int64_t first = (int64_t)blockIdx.x * L::rows + threadIdx.x / kWarp * L::of_warp;
     if (first >= call.N) { return; }
     int64_t row = first + threadIdx.x % kWarp / L::lanes;
-    normalise_row<L, kResidual>(call, row < call.N ? row : first, per_column);
+    normalise_row<L, kResidual, T, W>(call, row < call.N ? row : first, per_column);
 }
 
 template <typename L, bool kResidual, typename T, typename W>
-void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+void launch(const LayerNormForwardRows<T, W>& call, cudaStream_t stream) {
     unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::rows));
-    launch_overlapping(layernorm_forward_kernel<L, kResidual, T, W>, blocks, L::threads, 0, stream, call,
-                       1.0f / call.C);
+    launch_overlapping(layernorm_forward_kernel<L, kResidual, T, W>, blocks, L::threads, 0, stream,
+                       CallOf<L, T, W>(call), 1.0f / call.C);
 }
 
 template <typename T, typename W>
-bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
+bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr int whole = Vec<T>::size;
     auto with = [&]<const auto & table, int n, bool kResidual>() {
-        with_constant<0, std::size(table)>(
-            choice.layout, [&]<int i>() { launch<Layout<table, i, n, T>, kResidual>(call, stream); });
+        with_constant<0, std::size(table)>(choice.layout, [&]<int i>() {
+            using L = Layout<table, i, n, T>;
+            if constexpr (kResidual && kDrops<T, W>) {
+                if (call.dropout.rows != nullptr) { return launch<Dropping<L>, kResidual>(call, stream); }
+            }
+            launch<L, kResidual>(call, stream);
+        });
     };
     if (call.residual != nullptr) {
         with.template operator()<layouts::kShortForward, whole, true>();

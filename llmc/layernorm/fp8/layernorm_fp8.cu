@@ -54,10 +54,18 @@ constexpr Layout kLayouts[2][11] = {
 };
 static_assert(kLayouts[0][10].columns() == kMostFp8Columns && kLayouts[1][10].columns() == kMostFp8Columns);
 
-template <int index, bool residual, typename T>
+// what is launched; kernels without dropout are not given it
+template <typename T>
+struct Dropping : LayerNormForwardFp8<T> {
+    Dropout dropout;
+};
+template <bool drops, typename T>
+using CallOf = std::conditional_t<drops, Dropping<T>, LayerNormForwardFp8<T>>;
+
+template <int index, bool residual, bool drops, typename T>
 struct Warp {
     static constexpr Layout layout = kLayouts[residual][index];
-    const LayerNormForwardFp8<T>& call;
+    const CallOf<drops, T>& call;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     T* place;           // of this warp's row, and behind it of the second input's
     uint64_t* arrived;  // the row is in its place
@@ -84,7 +92,14 @@ struct Warp {
             if constexpr (residual) {
                 auto x2 = load<kVector>(place + call.C + column(k));
                 float both[kVector];
-                unrolled<kVector>([&](int j) { both[j] = as_float(x[k], j) + as_float(x2, j); });
+                if constexpr (drops) {
+                    const auto factors =
+                        DropoutRow(call.dropout, row, call.C).template factors<kVector>(column(k));
+                    unrolled<kVector>(
+                        [&](int j) { both[j] = fmaf(as_float(x2, j), factors[j], as_float(x[k], j)); });
+                } else {
+                    unrolled<kVector>([&](int j) { both[j] = as_float(x[k], j) + as_float(x2, j); });
+                }
                 x[k] = rounded<T>(both);
                 store(call.residual + (int64_t)row * call.C + column(k), x[k]);
             }
@@ -125,10 +140,10 @@ struct Warp {
     }
 };
 
-template <int index, bool residual, typename T>
+template <int index, bool residual, bool drops, typename T>
 __global__ void __launch_bounds__(kLayouts[residual][index].threads(),
                                   kLayouts[residual][index].blocks_per_sm)
-    layernorm_forward_fp8_kernel(LayerNormForwardFp8<T> call, float per_column) {
+    layernorm_forward_fp8_kernel(CallOf<drops, T> call, float per_column) {
     if constexpr (kSm90) {
         constexpr Layout layout = kLayouts[residual][index];
         constexpr int rows = layout.tile_rows, passes = rows / layout.warps;
@@ -137,7 +152,7 @@ __global__ void __launch_bounds__(kLayouts[residual][index].threads(),
         __shared__ uint64_t arrived[layout.warps];
         const Fp8Tile<rows> tile{shared, Fp8Tile<rows>::pitch_of(call.C)};
         T* places = reinterpret_cast<T*>(shared + rows * tile.pitch);
-        Warp<index, residual, T> my{call};
+        Warp<index, residual, drops, T> my{call};
         my.place = places + my.warp * call.C * (residual ? 2 : 1);
         my.arrived = &arrived[my.warp];
         // 32 bits, which launch() sees to: with 64 all of this takes up to 4 % longer
@@ -179,9 +194,9 @@ __global__ void __launch_bounds__(kLayouts[residual][index].threads(),
     }
 }
 
-template <int index, bool residual, typename T>
-void launch(const LayerNormForwardFp8<T>& call, cudaStream_t stream) {
-    constexpr auto* kernel = layernorm_forward_fp8_kernel<index, residual, T>;
+template <int index, bool residual, bool drops, typename T>
+void launch(const Dropping<T>& call, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_forward_fp8_kernel<index, residual, drops, T>;
     constexpr Layout layout = kLayouts[residual][index];
     require(runs_hopper_code(kernel),
             "layernorm_forward_fp8: FP8 tensor cores, and this kernel, need Hopper or later");
@@ -193,20 +208,23 @@ void launch(const LayerNormForwardFp8<T>& call, cudaStream_t stream) {
 }
 
 // by the first layout whose rows are long enough
-template <bool residual, int index = 0, typename T>
-void launch_layout(const LayerNormForwardFp8<T>& call, cudaStream_t stream) {
-    if constexpr (index + 1 < std::size(kLayouts[residual])) {
+template <bool residual, bool drops, int index = 0, typename T>
+void launch_layout(const Dropping<T>& call, cudaStream_t stream) {
+    constexpr int last = drops ? 9 : 10;
+    static_assert(kLayouts[1][9].columns() == kMostFp8Dropped);
+    if constexpr (index < last) {
         if (call.C > kLayouts[residual][index].columns()) {
-            return launch_layout<residual, index + 1>(call, stream);
+            return launch_layout<residual, drops, index + 1>(call, stream);
         }
     }
-    launch<index, residual>(call, stream);
+    launch<index, residual, drops>(call, stream);
 }
 
 }  // namespace
 
 template <typename T>
-void layernorm_forward_fp8(const LayerNormForwardFp8<T>& call, cudaStream_t stream) {
+void layernorm_forward_fp8(const LayerNormForwardFp8<T>& given, cudaStream_t stream, const Dropout& dropout) {
+    const Dropping<T> call{given, dropout};
     require(call.N >= 0 && call.N <= 1 << 30 && call.N % 16 == 0 && call.C > 0 && call.C % 16 == 0 &&
                 call.C <= kMostFp8Columns,
             "layernorm_forward_fp8: N and C must be multiples of 16, N at most 2^30, C 6144");
@@ -214,10 +232,14 @@ void layernorm_forward_fp8(const LayerNormForwardFp8<T>& call, cudaStream_t stre
             "layernorm_forward_fp8: arrays must be aligned to 16 bytes");
     require((call.residual != nullptr) == (call.inp2 != nullptr),
             "layernorm_forward_fp8: residual and inp2 go together");
+    require(dropout.rows == nullptr || (call.residual != nullptr && call.C <= kMostFp8Dropped),
+            "layernorm_forward_fp8: dropout is of inp2 with at most 4096 columns");
     if (call.N == 0) { return; }
-    call.residual != nullptr ? launch_layout<true>(call, stream) : launch_layout<false>(call, stream);
+    if (call.residual == nullptr) { return launch_layout<false, false>(call, stream); }
+    dropout.rows != nullptr ? launch_layout<true, true>(call, stream)
+                            : launch_layout<true, false>(call, stream);
 }
 
-template void layernorm_forward_fp8(const LayerNormForwardFp8<__nv_bfloat16>&, cudaStream_t);
+template void layernorm_forward_fp8(const LayerNormForwardFp8<__nv_bfloat16>&, cudaStream_t, const Dropout&);
 
 }  // namespace llmc

@@ -9,7 +9,7 @@
 namespace llmc {
 
 // what FP8 blocks can be, see llmc/layernorm/fp8 and llmc/ops/fp8.h
-static void require_fp8(const GPT2Config& c, int64_t tokens, size_t parameter_bytes) {
+static void require_fp8(const GPT2Config& c, int64_t tokens, bool drops, size_t parameter_bytes) {
     if (parameter_bytes != 2) { throw Error(kExitUsage, "--fp8 is for --dtype bf16"); }
     if (device_facts().capability < 90) {
         throw Error(
@@ -22,6 +22,10 @@ static void require_fp8(const GPT2Config& c, int64_t tokens, size_t parameter_by
                     "--fp8: {} channels and {} tokens in a micro-batch; both must be multiples of 16, "
                     "channels at most {}",
                     c.channels, tokens, kMostFp8Columns);
+    }
+    if (drops && c.channels > kMostFp8Dropped) {
+        throw Error(kExitUsage, "--fp8 with --dropout: {} channels, at most {} are possible. Leave one out.",
+                    c.channels, kMostFp8Dropped);
     }
 }
 
@@ -40,7 +44,7 @@ const GPT2Config& require_possible(const GPT2Config& c, int B, int seq_len, cons
             "{} channels in {} heads: heads of {}, but the GPU's attention has room for {}. Use more heads.",
             c.channels, c.num_heads, c.channels / c.num_heads, kMaxHeadSize);
     }
-    if (settings.fp8) { require_fp8(c, (int64_t)B * seq_len, parameter_bytes); }
+    if (settings.fp8) { require_fp8(c, (int64_t)B * seq_len, settings.dropout > 0, parameter_bytes); }
     return c;
 }
 

@@ -145,7 +145,7 @@ public:
             done_->record(stream_);
         }
         const int64_t counted = count_targets(config_, mem_.B, mem_.seq_len, micro_batches);
-        const StepInputs inputs = step_inputs(params, params.targets > 0 ? params.targets : counted);
+        StepInputs inputs = step_inputs(params, params.targets > 0 ? params.targets : counted);
         const auto groups = (size_t)optimizer_.groups_here(), each = micro_batches.size() / groups;
         require(each > 0 && each * groups == micro_batches.size(),
                 "GPT2: groups of micro-batches of one size");
@@ -153,6 +153,7 @@ public:
         for (size_t i = 0; i < micro_batches.size(); i++) {
             const Batch& batch = micro_batches[i];
             const bool ends_step = i + 1 == micro_batches.size();
+            inputs.dropout.first = first_row((int64_t)i, (int64_t)each);
             enqueue(
                 batch, inputs,
                 {batch.B, batch.T, (int)(i / each), i % each > 0, (i + 1) % each == 0, ends_step, adamw, {}});
@@ -230,9 +231,10 @@ public:
         optimizer_.require_loaded();
         prepare_fp8();
         const int64_t targets = count_targets(config_, mem_.B, mem_.seq_len, micro_batches);
-        const StepInputs inputs = step_inputs({}, targets);
+        StepInputs inputs = step_inputs({}, targets);
         for (const Batch& batch : micro_batches) {
             const bool accumulate = &batch != micro_batches.data();
+            inputs.dropout.first = (&batch - micro_batches.data()) * mem_.N;
             network_.zero_positions(batch.T, accumulate);
             launch({batch.B, batch.T, 0, accumulate, false, false, {}, feed_.upload(batch, inputs, stream_)});
             feed_.done(stream_);
@@ -275,7 +277,8 @@ private:
     // host's memory.
     void launch(const MicroStep& s) {
         int64_t N = (int64_t)s.B * s.T;
-        network_.forward(s.B, s.T, s.at.tokens, {.cast_weights = s.group == 0 && !s.accumulate});
+        network_.forward(s.B, s.T, s.at.tokens, {.cast_weights = s.group == 0 && !s.accumulate},
+                         &s.at.inputs->dropout);
         classifier_forward_backward(mem_.logits, mem_.losses, s.at.targets, &s.at.inputs->loss_scale, N,
                                     config_.vocab_size, config_.padded_vocab_size, stream_);
         sum_losses(optimizer_.loss_sum(s.group), mem_.losses, N, s.accumulate, stream_);
@@ -293,6 +296,11 @@ private:
                 end_fp8_step(scales, &mem_.decision->saturated, stream_);
             }
         }
+    }
+    // in the step, of the i-th micro-batch that this rank is given
+    int64_t first_row(int64_t i, int64_t each) const {
+        const int64_t rank = comm_ != nullptr ? comm_->rank() : 0;
+        return micro_batch_number(i, each, rank, network_.settings.ranks) * mem_.N;
     }
     float* maxima(int64_t first, size_t n) const {
         require(network_.settings.fp8 && first >= 0 && first + (int64_t)n <= fp8_maxima(config_),

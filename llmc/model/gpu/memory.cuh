@@ -98,6 +98,8 @@ struct GPT2Memory : GPT2State<T, Grad> {
     Norm lnf = take_norm(true);
     T *dresidual = take<T>(N * C), *dproj = take<T>(N * C), *dwide = take<T>(N * 4 * C);
     T* proj = dproj;  // what attention or the MLP adds to the stream
+    // of that, and of the embeddings, the gradient: the stream's, behind dropout
+    T* dbranch = settings.dropout > 0 ? take<T>(N* C) : dresidual;
     float* losses = take<float>(N);
     int32_t* predicted = take<int32_t>(N);
     void* feed = take<char>(TokenFeed::bytes(N));

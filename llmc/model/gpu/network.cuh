@@ -47,9 +47,12 @@ struct GPT2Network {
     struct Fp8Pass {
         bool counts = true, cast_weights = true;
     };
-    // fills the activations, up to logits; tokens (B,T_) in device memory
-    void forward(int B, int T_, const int32_t* tokens, Fp8Pass fp8_pass = {}) {
+    // Fills the activations, up to logits; tokens (B,T_) in device memory, and so is dropout_rows: of a step, for dropout here and
+    // in the backward() that follows; null: none
+    void forward(int B, int T_, const int32_t* tokens, Fp8Pass fp8_pass = {},
+                 const DropoutRows* dropout_rows = nullptr) {
         begin(B, T_);
+        dropout.rows = settings.dropout > 0 ? dropout_rows : nullptr;
         fp8_counts = fp8_pass.counts;
         auto ready = [&](int l) {
             if (before_forward) { before_forward(l); }
@@ -57,7 +60,8 @@ struct GPT2Network {
         };
         ready(-1);
         ready(0);
-        encoder_forward(mem.encoded, tokens, param(kWte), param(kWpe), B, T_, C, stream);  // (N,C)
+        encoder_forward(mem.encoded, tokens, param(kWte), param(kWpe), B, T_, C, stream,
+                        dropout_at(kLn1w, 0));  // (N,C)
         normalise(mem.layers[0].ln1, kLn1w, 0, mem.encoded);
         T* residual = mem.encoded;
         for (int l = 0; l < L; l++) {
@@ -122,7 +126,7 @@ struct GPT2Network {
             if (after_backward) { after_backward(l); }
         }
         if (side() != nullptr) { branch->join(); }  // all gradients are complete
-        encoder_backward(grad(kWte), grad(kWpe), mem.scratch, mem.dresidual, tokens, B, T_, C,
+        encoder_backward(grad(kWte), grad(kWpe), mem.scratch, mem.dbranch, tokens, B, T_, C,
                          config.vocab_size, accumulate, stream);
     }
 
@@ -135,8 +139,9 @@ private:
     int64_t N = 0;
     bool adding = false;  // its gradients are added to those of the micro-batches before it
     bool fp8_counts = true;
+    Dropout dropout{settings.dropout, settings.seed};
     std::optional<Branch> branch;
-    Branch::Mark dresidual_read, dwide_read;    // by the branch
+    Branch::Mark dbranch_read, dwide_read;      // by the branch
     Branch::Mark attention_added, ln_added[2];  // by the branch: sums that are in scratch
 
     void begin(int B, int T_, bool accumulate = false) {
@@ -147,6 +152,11 @@ private:
     Grad* grad(int tensor, int layer = 0) { return mem.grads + layout.offset(tensor, layer); }
     int rows(int tensor) const { return kTensors[tensor].rows(config); }
     int cols(int tensor) const { return kTensors[tensor].cols(config); }
+    Dropout dropout_at(int layernorm, int layer) const {
+        Dropout here = dropout;
+        here.place = dropout_place(config, layernorm, layer);
+        return here;
+    }
     Branch* side() { return recording && branch ? &*branch : nullptr; }
     void before_writing(const Branch::Mark& read) {
         if (side() != nullptr) { read.wait(*branch); }
@@ -168,7 +178,7 @@ private:
                                        .C = C,
                                        .residual = residual,
                                        .inp2 = residual != nullptr ? mem.proj : nullptr};
-        layernorm_forward(call, stream);
+        layernorm_forward(call, stream, residual != nullptr ? dropout_at(weight, l) : Dropout());
     }
     void normalise_fp8(const Norm& norm, int weight, int l, const T* inp, T* residual) {
         if constexpr (kCanFp8) {
@@ -186,7 +196,7 @@ private:
                                               .C = C,
                                               .residual = residual,
                                               .inp2 = residual != nullptr ? mem.proj : nullptr};
-            layernorm_forward_fp8(call, stream);
+            layernorm_forward_fp8(call, stream, residual != nullptr ? dropout_at(weight, l) : Dropout());
         }
     }
     // out (N,OC) = inp (N,C) weight^T + bias
@@ -223,9 +233,9 @@ private:
                             stream);  // (N,4C)
     }
 
-    // Of a layernorm of inp: dresidual += what dproj, the gradient of its output, becomes through it; dresidual_sums (C),
-    // unless null: the sums over its rows. The last layernorm is the first here, whose dresidual is written (=).
-    void layernorm_gradient(const Norm& norm, int weight, int l, const T* inp, Grad* dresidual_sums) {
+    // Of a layernorm of inp: dresidual += what dproj, the gradient of its output, becomes through it, and dbranch follows;
+    // dbranch_sums (C), unless null: the sums of that over its rows. The last layernorm is the first here; it writes dresidual (=).
+    void layernorm_gradient(const Norm& norm, int weight, int l, const T* inp, Grad* dbranch_sums) {
         const int place = weight == kLn2w ? 0 : 1;  // in turn, for sums that the branch adds up
         const LayerNormBackward<T, Grad> call{
             .dinp = mem.dresidual,
@@ -241,8 +251,10 @@ private:
             .C = C,
             .accumulate_dinp = weight != kLnfw,
             .accumulate = adding,
-            .dinp_sums = dresidual_sums};
-        before_writing(dresidual_read);
+            .dinp_sums = dbranch_sums,
+            .dropped = dropout.rows != nullptr ? mem.dbranch : nullptr,
+            .dropout = dropout_at(weight, l)};
+        before_writing(dbranch_read);
         before_writing(ln_added[place]);
         layernorm_backward(call, stream, side());
         if (side() != nullptr) { ln_added[place].set(*branch); }
@@ -302,16 +314,16 @@ private:
             return;
         }
 
-        weight_gradient(kFcprojw, l, mem.dresidual, a.fch_gelu, &dresidual_read);
+        weight_gradient(kFcprojw, l, mem.dbranch, a.fch_gelu, &dbranch_read);
         before_writing(dwide_read);
-        matmul.backward_input_gelu(mem.dwide, mem.dresidual, param(kFcprojw, l), a.fch, N, 4 * C, C,
+        matmul.backward_input_gelu(mem.dwide, mem.dbranch, param(kFcprojw, l), a.fch, N, 4 * C, C,
                                    stream);  // (N,4C)
         weight_gradient(kFcw, l, mem.dwide, a.ln2.out);
         wide_bias_gradient(l);
         input_gradient(mem.dproj, mem.dwide, kFcw, l);  // (N,C)
         layernorm_gradient(a.ln2, kLn2w, l, a.residual2, grad(kAttprojb, l));
-        weight_gradient(kAttprojw, l, mem.dresidual, a.atty, &dresidual_read);
-        input_gradient(mem.dproj, mem.dresidual, kAttprojw, l);  // (N,C)
+        weight_gradient(kAttprojw, l, mem.dbranch, a.atty, &dbranch_read);
+        input_gradient(mem.dproj, mem.dbranch, kAttprojw, l);  // (N,C)
         attention_gradient(a, l);
         weight_gradient(kQkvw, l, mem.dwide, a.ln1.out, &dwide_read);
         input_gradient(mem.dproj, mem.dwide, kQkvw, l);  // (N,C)
@@ -361,7 +373,7 @@ private:
             using enum Fp8Role;
             Fp8Memory& m = mem.fp8;
             const Fp8ColumnSums<Grad> none{}, fcb_sums{grad(kFcb, l), mem.scratch, adding};
-            cast_e5m2(fp8_gradient(kFcprojw, l, m.dresidual_t), none, mem.dresidual, N, C, stream);
+            cast_e5m2(fp8_gradient(kFcprojw, l, m.dresidual_t), none, mem.dbranch, N, C, stream);
             input_gradient_fp8(mem.dwide, kFcprojw, l);  // (N,4C)
             gelu_backward_e5m2(fp8_gradient(kFcw, l, m.gradient_t),
                                m.output(nullptr, m.input, kInput, kFcprojw, l, false), fcb_sums, mem.dwide,
@@ -370,7 +382,7 @@ private:
             weight_gradient_fp8(kFcw, l, m.gradient_t, fp8_layer(l).input_t[fp8_linear(kFcw)]);
             input_gradient_fp8(mem.dproj, kFcw, l);  // (N,C)
             layernorm_gradient(a.ln2, kLn2w, l, a.residual2, grad(kAttprojb, l));
-            cast_e5m2(fp8_gradient(kAttprojw, l, m.dresidual_t), none, mem.dresidual, N, C, stream);
+            cast_e5m2(fp8_gradient(kAttprojw, l, m.dresidual_t), none, mem.dbranch, N, C, stream);
             weight_gradient_fp8(kAttprojw, l, m.dresidual_t, fp8_layer(l).input_t[fp8_linear(kAttprojw)]);
             input_gradient_fp8(mem.dproj, kAttprojw, l);  // (N,C)
             attention_gradient(a, l);
