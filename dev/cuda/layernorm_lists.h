@@ -66,7 +66,6 @@ inline std::vector<CallForm> layernorm_forms(bool backward) {
         {.name = "no statistics", .no_statistics = true},
         {.name = "in place of the second", .in_place = 2},
         {.name = "no bias, no statistics", .no_bias = true, .no_statistics = true, .rms = true},
-        {.name = "dropout", .drops = true},
         {.name = "dropout, in place, odd strides", .in_place = 2, .drops = true, .pad = 1},
     };
     std::vector<CallForm> gradients = {
@@ -74,7 +73,6 @@ inline std::vector<CallForm> layernorm_forms(bool backward) {
         {.name = "dweight, dbias +=", .accumulate = true},
         {.name = "all +=, odd strides", .accumulate_dinp = true, .accumulate = true, .pad = 1},
         {.name = "all +=, misaligned", .accumulate_dinp = true, .accumulate = true, .offset = 1},
-        {.name = "dropout", .drops = true},
         {.name = "all +=, dropout, odd strides",
          .accumulate_dinp = true,
          .accumulate = true,

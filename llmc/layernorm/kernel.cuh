@@ -2,6 +2,7 @@
 // arguments of what it chose. With the vocabulary that the kernels are written in.
 #pragma once
 #include <algorithm>
+#include <array>
 
 #include "llmc/cuda/async_copy.cuh"
 #include "llmc/cuda/check.cuh"
@@ -45,6 +46,11 @@ namespace fallback_forward {
 template <typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace fallback_forward
+
+// to (N,C) = x + what dropout leaves of y, or without x (null) that alone, by a kernel of its own. strides: of to, x, y
+template <typename T>
+void layernorm_add_dropped(T* to, const T* x, const T* y, int64_t N, int C, std::array<int64_t, 3> strides,
+                           const Dropout& dropout, cudaStream_t stream);
 
 // layernorm_forward() by this kernel or not at all: the shootouts race them. false: it does not take such a call, and
 // nothing was done.

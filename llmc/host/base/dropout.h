@@ -44,11 +44,9 @@ public:
         const auto bits = random_bits(dropout_.seed, RandomUse::kDropout, dropout_.place, step_,
                                       (uint64_t)(begin_ + c / 8));
         for (int j = 0; j < n; j++) {
-            const int at = n == 8 ? j : c % 8 + j, half = at % 2;
-            const uint32_t low = at < 2 ? bits[0] : bits[1],
-                           high = at < 6 ? bits[2] : bits[3];  // no index: registers have none
-            const uint32_t word = at < 4 ? low : high;
-            all[j] = (half == 0 ? word & 0xffffu : word >> 16) < dropout_.below ? 0.0f : dropout_.scale;
+            const int at = n == 8 ? j : c % 8 + j;  // its word without an index, which registers do not have
+            const uint32_t word = at < 4 ? (at < 2 ? bits[0] : bits[1]) : (at < 6 ? bits[2] : bits[3]);
+            all[j] = (at % 2 == 0 ? word & 0xffffu : word >> 16) < dropout_.below ? 0.0f : dropout_.scale;
         }
         return all;
     }

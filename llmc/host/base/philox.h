@@ -22,13 +22,7 @@ constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, st
 }
 
 // what a random number is used for: streams that never meet
-enum class RandomUse : uint32_t {
-    kInit = 0,
-    kStochasticRounding = 32,
-    kSampling = 64,
-    kFixture = 96,
-    kDropout = 128
-};
+enum class RandomUse : uint32_t { kInit = 0, kRounding = 32, kSampling = 64, kFixture = 96, kDropout = 128 };
 
 // `use` + a small number (the tensor, for initialisation) and `step` share two counter words; index takes the
 // others

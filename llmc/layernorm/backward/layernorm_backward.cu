@@ -17,35 +17,6 @@ size_t layernorm_backward_scratch(int C) {
     return sets * sizeof(double) * kColumnGroups * (size_t)C;
 }
 
-constexpr int kDropBlock = 256;
-
-// dropped = dinp behind the dropout, n elements a thread
-template <int n, typename T, typename W>
-__global__ void __launch_bounds__(kDropBlock)
-    layernorm_backward_drop_kernel(LayerNormBackwardRows<T, W> call) {
-    const int64_t c = ((int64_t)blockIdx.x * kDropBlock + threadIdx.x) * n;
-    if (c >= call.C) { return; }
-    for (int64_t row = blockIdx.y; row < call.N; row += gridDim.y) {
-        const auto x = load<n>(call.dinp + row * call.dinp_stride + c);
-        const auto factors = DropoutRow(call.dropout, row, call.C).factors<n>((int)c);
-        acc_t<T> y[n];
-        unrolled<n>([&](int j) { y[j] = as_acc<acc_t<T>>(x, j) * (acc_t<T>)factors[j]; });
-        store(call.dropped + row * call.dropped_stride + c, rounded<T>(y));
-    }
-}
-template <typename T, typename W>
-void drop(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    constexpr int kV = Vec<T>::size;
-    const bool vectors =
-        (call.C | call.dinp_stride | call.dropped_stride) % kV == 0 && aligned(call.dinp, call.dropped);
-    const int64_t blocks = ceil_div((int64_t)call.C, (int64_t)kDropBlock * (vectors ? kV : 1));
-    const dim3 grid(grid_x(blocks), (unsigned)std::min<int64_t>(call.N, UINT16_MAX));
-    auto* kernel =
-        vectors ? layernorm_backward_drop_kernel<kV, T, W> : layernorm_backward_drop_kernel<1, T, W>;
-    kernel<<<grid, kDropBlock, 0, stream>>>(call);
-    check_launch();
-}
-
 template <typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
@@ -102,7 +73,10 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
         if (!launched) { return false; }
     }
     const bool drops = call.dropped != nullptr && call.N > 0;
-    if (drops && !groups.dropped) { drop(call, stream); }
+    if (drops && !groups.dropped) {
+        layernorm_add_dropped<T>(call.dropped, nullptr, call.dinp, call.N, call.C,
+                                 {call.dropped_stride, call.C, call.dinp_stride}, call.dropout, stream);
+    }
     const bool another_pass = given.dinp_sums != nullptr && !groups.dinp;
     if (another_pass) { branch = nullptr; }
     if (call.columns && !groups.done) {  // no rows: no groups, and the sums are 0

@@ -220,16 +220,10 @@ __device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T* row,
     return sums;
 }
 
-// Where a row's dinp goes, from the lane's first column on, which is `column` of the row; dropped: null without dropout.
-template <typename T>
-struct Destination {
-    T *dinp, *dropped;
-    int column;
-};
-
-// second half: dinp from the row's means of wdy and of wdy xhat
+// Second half: dinp from the row's means of wdy and of wdy xhat. Both destinations begin with the lane's first column, which is
+// `column` of the row; dropped and mask: without dropout not used.
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-__device__ void write_row(const Destination<T>& to, const DropoutRow& mask,
+__device__ void write_row(T* dinp, T* dropped, int column, const DropoutRow& mask,
                           Held<L, kAccumulate, kSum, T, W>& held, const T* row, int left, float c1, float c2,
                           float m, float s) {
 #pragma unroll
@@ -251,13 +245,13 @@ __device__ void write_row(const Destination<T>& to, const DropoutRow& mask,
             if constexpr (kAccumulate) { result[j] += as_float(held.before[i], j); }
         }
         auto stored = rounded<T>(result);
-        if (left > i * L::step) { store(to.dinp + i * L::step, stored); }
+        if (left > i * L::step) { store(dinp + i * L::step, stored); }
         if constexpr (L::drops) {
-            const auto factors = mask.factors<L::n>(to.column + i * L::step);
+            const auto factors = mask.factors<L::n>(column + i * L::step);
 #pragma unroll
             for (int j = 0; j < L::n; j++) { result[j] = as_float(stored, j) * factors[j]; }
             stored = rounded<T>(result);
-            if (left > i * L::step) { store(to.dropped + i * L::step, stored); }
+            if (left > i * L::step) { store(dropped + i * L::step, stored); }
         }
         if constexpr (kSum) {
 #pragma unroll
@@ -376,7 +370,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
         const DropoutRow mask(call.dropout, row + turn * step, call.C);
         T* dropped =
             L::drops ? call.dropped + (row + turn * step) * call.dropped_stride + begin + first : nullptr;
-        write_row<L>({dinp + first, dropped, begin + first}, mask, held, here, left, sums.x * per_column,
+        write_row<L>(dinp + first, dropped, begin + first, mask, held, here, left, sums.x * per_column,
                      sums.y * per_column, ms.x, ms.y);
         if constexpr (L::soon) {
             fence_proxy_async();

@@ -19,8 +19,8 @@ struct Sum {
     const T *inp, *inp2;
     int64_t rows, columns, strides[3];
 };
-template <int n, bool drops, typename T>
-__device__ void add_rows(const Sum<T>& call, const Dropout& dropout) {
+template <int n, typename T>
+__global__ void __launch_bounds__(kSumBlock) layernorm_residual_kernel(Sum<T> call) {
     const int64_t c = ((int64_t)blockIdx.x * kSumBlock + threadIdx.x) * n;
     if (c >= call.columns) { return; }
     for (int64_t row = blockIdx.y; row < call.rows; row += gridDim.y) {
@@ -28,51 +28,57 @@ __device__ void add_rows(const Sum<T>& call, const Dropout& dropout) {
         auto b = load<n>(call.inp2 + row * call.strides[2] + c);
         acc_t<T> sum[n];
 #pragma unroll
-        for (int j = 0; j < n; j++) { sum[j] = as_acc<acc_t<T>>(b, j); }
-        if constexpr (drops) {
-            const auto factors = DropoutRow(dropout, row, (int)call.columns).factors<n>((int)c);
-            unrolled<n>([&](int j) { sum[j] *= factors[j]; });
-        }
-#pragma unroll
-        for (int j = 0; j < n; j++) { sum[j] += as_acc<acc_t<T>>(a, j); }
+        for (int j = 0; j < n; j++) { sum[j] = as_acc<acc_t<T>>(a, j) + as_acc<acc_t<T>>(b, j); }
         store(call.residual + row * call.strides[0] + c, rounded<T>(sum));
     }
 }
+// residual = inp, or nothing if that is null, + what dropout leaves of inp2
 template <int n, typename T>
-__global__ void __launch_bounds__(kSumBlock) layernorm_residual_kernel(Sum<T> call) {
-    add_rows<n, false>(call, {});
-}
-template <int n, typename T>
-__global__ void __launch_bounds__(kSumBlock) layernorm_dropped_residual_kernel(Sum<T> call, Dropout dropout) {
-    add_rows<n, true>(call, dropout);
+__global__ void __launch_bounds__(kSumBlock) layernorm_dropped_kernel(Sum<T> call, Dropout dropout) {
+    const int64_t column = ((int64_t)blockIdx.x * kSumBlock + threadIdx.x) * n;
+    if (column >= call.columns) { return; }
+    for (int64_t row = blockIdx.y; row < call.rows; row += gridDim.y) {
+        const auto y = load<n>(call.inp2 + row * call.strides[2] + column);
+        auto x = Elements<T, n>{};
+        if (call.inp != nullptr) { x = load<n>(call.inp + row * call.strides[1] + column); }
+        const auto factors = DropoutRow(dropout, row, (int)call.columns).factors<n>((int)column);
+        acc_t<T> sum[n];
+        unrolled<n>([&](int j) { sum[j] = as_acc<acc_t<T>>(y, j) * factors[j] + as_acc<acc_t<T>>(x, j); });
+        store(call.residual + row * call.strides[0] + column, rounded<T>(sum));
+    }
 }
 
-// writes the residual; the call that is left to do
 template <typename T, typename W>
-LayerNormForward<T, W> add_residual(LayerNormForwardRows<T, W> call, cudaStream_t stream) {
+void add(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr int kV = Vec<T>::size;
     Sum<T> sum = {call.residual, call.inp, call.inp2,
                   call.N,        call.C,   {call.residual_stride, call.inp_stride, call.inp2_stride}};
-    const bool drops = call.dropout.rows != nullptr;
-    if (!drops && std::ranges::all_of(sum.strides, [&](int64_t stride) { return stride == call.C; })) {
+    if (std::ranges::all_of(sum.strides, [&](int64_t stride) { return stride == call.C; })) {
         sum.columns *= sum.rows;  // one long row
         sum.rows = 1;
     }
-    const bool whole = std::ranges::all_of(sum.strides, [](int64_t stride) { return stride % kV == 0; });
-    const bool vectors = (sum.rows == 1 || (drops && whole)) && sum.columns % kV == 0 &&
-                         aligned(call.residual, call.inp, call.inp2);
+    const bool vectors =
+        sum.rows == 1 && sum.columns % kV == 0 && aligned(call.residual, call.inp, call.inp2);
     const int64_t blocks = ceil_div(sum.columns, (int64_t)kSumBlock * (vectors ? kV : 1));
     dim3 grid(grid_x(blocks), (unsigned)std::min<int64_t>(sum.rows, UINT16_MAX));
-    if (drops) {
-        auto* kernel =
-            vectors ? layernorm_dropped_residual_kernel<kV, T> : layernorm_dropped_residual_kernel<1, T>;
-        kernel<<<grid, kSumBlock, 0, stream>>>(sum, call.dropout);
-    } else if (vectors) {
+    if (vectors) {
         layernorm_residual_kernel<kV><<<grid, kSumBlock, 0, stream>>>(sum);
     } else {
         layernorm_residual_kernel<1><<<grid, kSumBlock, 0, stream>>>(sum);
     }
     check_launch();
+}
+
+// writes the residual; the call that is left to do
+template <typename T, typename W>
+LayerNormForward<T, W> add_residual(LayerNormForwardRows<T, W> call, cudaStream_t stream) {
+    if (call.dropout.rows == nullptr) {
+        add<T, W>(call, stream);
+    } else {
+        layernorm_add_dropped(call.residual, call.inp, call.inp2, call.N, call.C,
+                              {call.residual_stride, call.inp_stride, call.inp2_stride}, call.dropout,
+                              stream);
+    }
     call.inp = call.residual;
     call.inp_stride = call.residual_stride;
     call.residual = nullptr;
@@ -120,6 +126,19 @@ bool forward(LayerNormForwardRows<T, W> call, const std::optional<Kernel>& by, c
 
 }  // namespace
 
+template <typename T>
+void layernorm_add_dropped(T* to, const T* x, const T* y, int64_t N, int C, std::array<int64_t, 3> strides,
+                           const Dropout& dropout, cudaStream_t stream) {
+    constexpr int kV = Vec<T>::size;
+    const Sum<T> sum{to, x, y, N, C, {strides[0], strides[1], strides[2]}};
+    const bool vectors = (C | strides[0] | strides[1] | strides[2]) % kV == 0 && aligned(to, x, y);
+    const dim3 grid(grid_x(ceil_div((int64_t)C, (int64_t)kSumBlock * (vectors ? kV : 1))),
+                    (unsigned)std::min<int64_t>(N, UINT16_MAX));
+    auto* kernel = vectors ? layernorm_dropped_kernel<kV, T> : layernorm_dropped_kernel<1, T>;
+    kernel<<<grid, kSumBlock, 0, stream>>>(sum, dropout);
+    check_launch();
+}
+
 template <typename T, typename W>
 void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream, const Dropout& dropout) {
     forward(LayerNormForwardRows<T, W>{call, dropout}, {}, stream);
@@ -131,6 +150,10 @@ bool layernorm_forward_by(Kernel kernel, const LayerNormForward<T, W>& call, cud
 }
 
 using bf16 = __nv_bfloat16;
+template decltype(layernorm_add_dropped<float>) layernorm_add_dropped<float>;
+template decltype(layernorm_add_dropped<bf16>) layernorm_add_dropped<bf16>;
+template decltype(layernorm_add_dropped<__half>) layernorm_add_dropped<__half>;
+template decltype(layernorm_add_dropped<double>) layernorm_add_dropped<double>;
 template void layernorm_forward(const LayerNormForward<float, float>&, cudaStream_t, const Dropout&);
 template void layernorm_forward(const LayerNormForward<bf16, bf16>&, cudaStream_t, const Dropout&);
 template void layernorm_forward(const LayerNormForward<bf16, float>&, cudaStream_t, const Dropout&);

@@ -68,8 +68,8 @@ void dropout_cpu(Real* out, const Real* inp, const Dropout& dropout, int64_t N, 
         const DropoutRow mask(dropout, row, C);
         for (int begin = 0; begin < C; begin += 8) {
             const auto factors = mask.factors<8>(begin);
-            for (int c = begin; c < std::min(C, begin + 8); c++) {
-                out[row * C + c] = inp[row * C + c] * factors[c - begin];
+            for (int64_t i = row * C + begin, j = 0; j < std::min(8, C - begin); j++) {
+                out[i + j] = inp[i + j] * factors[j];
             }
         }
     }
