@@ -5,8 +5,7 @@
 
 using namespace llmc;
 
-TEST_CASE("corpora: only the right text becomes shards, from the file itself or packed") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "corpora: only the right text becomes shards, from the file itself or packed") {
     // the scripts, for a text of 100 bytes in place of theirs, which is published nowhere
     const auto in_shell = [&](const std::string& line) {
         return run_train(folder.path(), {"-c", line}, "/bin/sh");

@@ -54,8 +54,7 @@ Rows rows_of(const Source& source, int64_t first, int count, int B) {
 
 // ---- shards ------------------------------------------------------------------------------------
 
-TEST_CASE("token shard: what is written is read, and the vocabulary with it") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "token shard: what is written is read, and the vocabulary with it") {
     const Tokens tokens = {0, 1, 65535, 42, 256};
     write_token_shard(folder / "a.bin", tokens, 65536);
     const TokenShard shard(folder / "a.bin");
@@ -71,8 +70,7 @@ TEST_CASE("token shard: what is written is read, and the vocabulary with it") {
     CHECK(TokenShard(folder / "theirs.bin").vocab_size() == 50257);
 }
 
-TEST_CASE("token shard: the writer refuses what no reader would take") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "token shard: the writer refuses what no reader would take") {
     for (const auto& [tokens, vocab_size, says] : {std::tuple{Tokens{}, 8, "1 to 2^31 - 1"},
                                                    {{8}, 8, "token id >= vocab_size"},
                                                    {{8}, 65537, "65,536"},
@@ -83,8 +81,7 @@ TEST_CASE("token shard: the writer refuses what no reader would take") {
     CHECK(fs::is_empty(folder.path()));
 }
 
-TEST_CASE("shard set: patterns, order and what is missing") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "shard set: patterns, order and what is missing") {
     write_three_shards(folder);
     write_token_shard(folder / "odd[1].bin", ascending(3, 0), 1000);
     CHECK(ShardSet(folder / "s_*.bin").num_tokens() == 171);
@@ -110,8 +107,7 @@ TEST_CASE("shard set: patterns, order and what is missing") {
     check_error(error_of([&] { ShardSet(folder.path()); }), kExitBadInput, {folder.path(), "a folder"});
 }
 
-TEST_CASE("shard set: vocabularies that disagree") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "shard set: vocabularies that disagree") {
     write_token_shard(folder / "a.bin", ascending(50, 0), 257);
     write_bytes(folder / "b.bin", header_bytes({20240520, 1, 50}) + token_bytes(ascending(50, 0)));
     for (const Error& error : {error_of([&] { DataLoader(folder / "*.bin", 4, 1); }), error_of([&] {
@@ -206,8 +202,7 @@ TEST_CASE("data loader: every window once an epoch, windows overlap by one token
     CHECK(epochs[0] != expected);  // shuffled
 }
 
-TEST_CASE("data loader: rows do not depend on the batch size or on where reading begins") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "data loader: rows do not depend on the batch size or on where reading begins") {
     write_three_shards(folder);
     const DataLoader loader(folder / "s_*.bin", 8, 42), again(folder / "s_*.bin", 8, 42);
     const auto rows = rows_of(loader, 0, 60, 1);
@@ -265,8 +260,7 @@ TEST_CASE("a token id outside the vocabulary is named with file and place, in tr
     check_error(error_of([&] { rows_of(validation, 0, rows, 5); }), kExitBadInput, says);
 }
 
-TEST_CASE("shards of 2^31 - 1 tokens: places beyond 2 and 4 GiB") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "shards of 2^31 - 1 tokens: places beyond 2 and 4 GiB") {
     const int64_t n = (int64_t{1} << 31) - 1;
     const int T = 1 << 20;
     const int64_t windows = (n - 1) / T, marked = (windows - 1) * T;  // the last window of a shard
@@ -364,8 +358,7 @@ TEST_CASE(
     check_error(none, kExitUsage, {"max_tokens"});
 }
 
-TEST_CASE("validation: windows are back to back, documents begin rows") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "validation: windows are back to back, documents begin rows") {
     const uint16_t e = 256;  //  0  1  2  3  4  5  6  7   8  9 10  11 12
     write_token_shard(folder / "a.bin", Tokens{e, 1, 2, 3, e, 4, e, 5, 6, 7, 8, 9, e}, 257);
     const int I = kIgnoreTarget;
@@ -413,8 +406,7 @@ TEST_CASE("validation: shards that begin or end in a document, or have none; two
 
 // ---- tokens without a header --------------------------------------------------------------------
 
-TEST_CASE("raw tokens: a file without a header is read from its first byte") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "raw tokens: a file without a header is read from its first byte") {
     Tokens tokens;
     for (int i = 0; i < 1000; i++) { tokens.push_back((uint16_t)(i * 7 % 65)); }
     write_bytes(folder / "raw.bin", token_bytes(tokens));
@@ -426,8 +418,7 @@ TEST_CASE("raw tokens: a file without a header is read from its first byte") {
           rows_of(DataLoader(folder / "ours.bin", 12, 1), 3, 4, 4));
 }
 
-TEST_CASE("raw tokens: what is none is refused") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "raw tokens: what is none is refused") {
     const auto refused = [&](const std::string& bytes, int vocab, const std::string& part) {
         write_bytes(folder / "x.bin", bytes);
         check_error(error_of([&] { TokenShard(folder / "x.bin", vocab); }), kExitBadInput, {"x.bin", part});
@@ -444,8 +435,7 @@ TEST_CASE("raw tokens: what is none is refused") {
                 {"x.bin: token 2: found id 65, expected 0 to 64"});
 }
 
-TEST_CASE("raw tokens: a run and its evaluation are those of the same tokens in shards") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "raw tokens: a run and its evaluation are those of the same tokens in shards") {
     write_tiny_data(folder.path());
     for (const std::string split : {"train", "val"}) {
         write_bytes(folder / ("raw_" + split + ".bin"), read_bytes(folder / (split + ".bin")).substr(1024));
@@ -479,8 +469,7 @@ TEST_CASE("raw tokens: a run and its evaluation are those of the same tokens in 
     CHECK(eval("val.bin") == eval("raw_val.bin" + raw));
 }
 
-TEST_CASE("raw tokens: without a tokenizer generate takes ids and writes ids") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "raw tokens: without a tokenizer generate takes ids and writes ids") {
     Tokens tokens;
     for (int i = 0; i < 400; i++) { tokens.push_back((uint16_t)(i % 65)); }
     write_bytes(folder / "raw.bin", token_bytes(tokens));

@@ -53,8 +53,7 @@ std::string two_tensors(const std::string& first, const std::string& second) {
 
 }  // namespace
 
-TEST_CASE("token shard: cut anywhere, or too long") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "token shard: cut anywhere, or too long") {
     const std::string path = folder / "cut.bin", good = good_shard();
     write_bytes(path, good);
     CHECK(shard_error(path).exit_code == kExitDone);
@@ -86,8 +85,7 @@ TEST_CASE("token shard: every field, wrong") {
     }
 }
 
-TEST_CASE("tokenizer file: cut at every byte, or too long") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "tokenizer file: cut at every byte, or too long") {
     const std::string good = good_tokenizer();
     write_bytes(folder / "good.bin", good);
     CHECK(Tokenizer::load(folder / "good.bin").decode(4) == "<|endoftext|>");
@@ -123,8 +121,7 @@ TEST_CASE("tokenizer file: every field, wrong") {
     }
 }
 
-TEST_CASE("safetensors, json, shards and tokenizers: not a file at all") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "safetensors, json, shards and tokenizers: not a file at all") {
     write_bytes(folder / "empty.bin", "");
     REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
     write_bytes(folder / "lfs.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n");
@@ -144,8 +141,7 @@ TEST_CASE("safetensors, json, shards and tokenizers: not a file at all") {
 
 // ---- safetensors, json -------------------------------------------------------------------------
 
-TEST_CASE("safetensors: what is written is read back, in all three types") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "safetensors: what is written is read back, in all three types") {
     const std::string path = folder / "x.safetensors";
     const std::vector<SafetensorsTensor> tensors = {
         {"z", {3, 5}}, {"a\"\\", {7}}, {"none", {0, 4}}, {"one", {}}};

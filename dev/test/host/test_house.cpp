@@ -122,8 +122,7 @@ TEST_CASE("rooms: the ratchet lets no room grow, and no number unless the commit
     CHECK_MESSAGE(said.ends_with(" 0 failed, 0 skipped\n"), said);
 }
 
-TEST_CASE("house: everything but the checks builds without dev/, and the trainer trains") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "house: everything but the checks builds without dev/, and the trainer trains") {
     train_program();
     const ProgramRun run = run_train(folder.path(), {}, "dev/test/house.sh");
     CHECK_MESSAGE(run.exit_code == 0, run.out, run.err);
@@ -151,8 +150,7 @@ ProgramRun run_faults(const TempFolder& folder, const std::string& table, const 
 
 }  // namespace
 
-TEST_CASE("faults: whole lines are replaced, and every key is read") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "faults: whole lines are replaced, and every key is read") {
     ProgramRun run =
         run_faults(folder, block("-one\n-  two\n+1\n+\n+2\n"), {"plant", "cpu-one", folder.path()});
     CHECK(run.exit_code == 0);

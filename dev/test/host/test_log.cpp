@@ -294,8 +294,7 @@ TEST_CASE("log: what a resume keeps") {
     CHECK(has_steps(start + step1));
 }
 
-TEST_CASE("log: whole lines only, also on a full disk, and no run over another") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "log: whole lines only, also on a full disk, and no run over another") {
     const std::string path = folder / "log.jsonl";
     const std::string line = step_log_line({.step = 2, .loss = NAN, .grad_norm = INFINITY});
     {

@@ -72,8 +72,7 @@ ProgramRun dry_run(const TempFolder& folder, const std::string& train, const std
 
 }  // namespace
 
-TEST_CASE("make_shards: what a document is") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: what a document is") {
     const std::string in = folder / "text", out = folder / "o/text";
     const auto documents = [&](const std::string& text, const std::string& options) {
         write_bytes(in, text);
@@ -133,8 +132,7 @@ TEST_CASE("make_shards: validation is the last documents, or the end of a long o
     split("ab", "--val-fraction 0.9", 1, 1);
 }
 
-TEST_CASE("make_shards: any bytes, any shard size, any portions") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: any bytes, any shard size, any portions") {
     std::mt19937 gen(3);
     std::string text;
     for (int i = 0; i < 20000; i++) { text += gen() % 8 == 0 ? '\n' : gen() % 8 == 0 ? ' ' : (char)gen(); }
@@ -160,8 +158,7 @@ TEST_CASE("make_shards: any bytes, any shard size, any portions") {
     for (const std::string& name : names_below(folder.path())) { CHECK_FALSE(contains(name, "tmp")); }
 }
 
-TEST_CASE("make_shards: the cut between two shards") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: the cut between two shards") {
     const Documents half(32, "1234567 9012345\n");  // 17 tokens each with its end of text
     write_bytes(folder / "text", joined(half) + joined(half));
     for (int shard_tokens : {34, 100, 544, 545, 1088, 2000}) {  // 544 = half of all 1088
@@ -174,8 +171,7 @@ TEST_CASE("make_shards: the cut between two shards") {
     }
 }
 
-TEST_CASE("make_shards: files, folders and standard input") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: files, folders and standard input") {
     fs::create_directories(folder / "in/b/c");
     fs::create_directories(folder / "in/.git");
     for (const char* name : {"a", "z", "b/c/x", ".git/no", ".hidden"}) {
@@ -191,8 +187,7 @@ TEST_CASE("make_shards: files, folders and standard input") {
     CHECK(contains(run.out, "--train-data"));
 }
 
-TEST_CASE("make_shards: JSON lines: the named text of each is a document") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: JSON lines: the named text of each is a document") {
     const std::string a = folder / "a.jsonl", b = folder / "b.jsonl",
                       all = " --val-fraction 0 --out " + folder / "o";
     write_bytes(a,
@@ -412,8 +407,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("make_shards: with a tokenizer, the documents have its ids") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: with a tokenizer, the documents have its ids") {
     const Tokenizer t = Tokenizer::load(kTokenizer);
     Documents paragraphs;
     for (int i = 0; i < 30000; i++) {  // more than one batch, words and spaces at every place
@@ -488,8 +482,7 @@ TEST_CASE("shard sets: all shards of a run are of one set, which depends on the 
     CHECK(ShardSet(folder / "?_train_*.bin").num_missing() == 0);  // three sets side by side
 }
 
-TEST_CASE("shard sets: a mixture is refused at every point of a replacement") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "shard sets: a mixture is refused at every point of a replacement") {
     make_set(folder, "new", "twelve bytes");
     make_set(folder, "old", "another text, longer");
     const auto check_trains = [&](int exit_code, const char* says) {
@@ -537,8 +530,7 @@ TEST_CASE(
     CHECK(noted(folder / "elsewhere.bin", folder / "elsewhere.bin"));
 }
 
-TEST_CASE("shard sets: what a killed run has left goes with the next") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "shard sets: what a killed run has left goes with the next") {
     pid_t ended = fork();
     if (ended == 0) { _exit(0); }
     waitpid(ended, nullptr, 0);
@@ -554,8 +546,7 @@ TEST_CASE("shard sets: what a killed run has left goes with the next") {
     for (const std::string& name : others) { CHECK(fs::exists(folder / name)); }
 }
 
-TEST_CASE("shard sets: the next command works for every name") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "shard sets: the next command works for every name") {
     write_bytes(folder / "text", std::string(400, 'x') + "\n" + std::string(400, 'y'));
     for (const char* name : {"plain", "it's/m", "g[1]/m", "a b/*?$x", "\\\\/m\\", "q\"uote`/x"}) {
         CAPTURE(name);
@@ -570,8 +561,7 @@ TEST_CASE("shard sets: the next command works for every name") {
     }
 }
 
-TEST_CASE("shard sets: an input that a shard would replace is kept") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "shard sets: an input that a shard would replace is kept") {
     fs::create_directory(folder / "in");
     const std::string shard = folder / "in/a_train_000000.bin", notes = folder / "in/a_train_notes.bin",
                       to = " --out " + folder / "in/a";

@@ -141,8 +141,7 @@ TEST_CASE("run lock: of five that start at once in one folder one trains, and th
     }
 }
 
-TEST_CASE("run lock: held while it lives, and by whoever comes next") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "run lock: held while it lives, and by whoever comes next") {
     {
         RunLock lock;
         CHECK_FALSE(lock.taken());
@@ -218,8 +217,7 @@ TEST_CASE("run lock: runs that start in the same second without --out have folde
     for (const std::string& run : runs) { CHECK(fs::exists(folder / ("runs/" + run + "/step_00000001"))); }
 }
 
-TEST_CASE("file writer: a folder, a pipe or the standard output is never replaced") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "file writer: a folder, a pipe or the standard output is never replaced") {
     fs::create_directory(folder / "folder");
     REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
     fs::create_symlink("pipe", folder / "link");

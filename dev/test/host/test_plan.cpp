@@ -152,8 +152,7 @@ TEST_CASE("options: the config.toml of a run that was renamed does not go on und
     CHECK(parse({"--config", config}).out == run + "/.");
 }
 
-TEST_CASE("options: a run that goes on has its own options where none are given") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "options: a run that goes on has its own options where none are given") {
     const std::string run = folder / "run", config = run + "/config.toml";
     fs::create_directory(run);
     const auto on = [&](const std::string& more = "", Program program = Program::kCpu) {
@@ -209,8 +208,7 @@ TEST_CASE("options: a run that goes on has its own options where none are given"
     CHECK(on("--config " + folder / "other.toml").seq_len == 32);
 }
 
-TEST_CASE("options: own training data is not validated on the sample's") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "options: own training data is not validated on the sample's") {
     for (const char* name : {"a_train_0.bin", "a_val_0.bin", "b_train_0.bin"}) {
         write_bytes(folder / name, "x");
     }

@@ -150,8 +150,7 @@ TEST_CASE("bpe: long words are merged as short ones are, and fast") {
     CHECK(decode_all(t, t.encode(huge)) == huge);
 }
 
-TEST_CASE("bpe: files are written and read back") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "bpe: files are written and read back") {
     const Tokenizer t = Tokenizer::load(kFixture + "/vocab.bpe");
     CHECK_FALSE(Tokenizer::find(folder.path()).has_value());
     t.save(folder.path(), 64);
@@ -222,8 +221,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("bpe: damaged files, and tokenizers of another kind, are refused") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "bpe: damaged files, and tokenizers of another kind, are refused") {
     Tokenizer::load(kFixture).save(folder.path(), 64);
     const std::string json = read_bytes(folder / "tokenizer.json"), vocab = read_bytes(folder / "vocab.json"),
                       merges = read_bytes(folder / "merges.txt");
@@ -314,8 +312,7 @@ TEST_CASE("tokenizer: what is printed cannot drive a terminal") {
     CHECK(t.printable({'a', 256}) == "a<|endoftext|>");
 }
 
-TEST_CASE("tokenizer file: version 2 says what ends a text, version 1 means GPT-2's") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "tokenizer file: version 2 says what ends a text, version 1 means GPT-2's") {
     const std::string path = folder / "tokenizer.bin";
     const std::string longest(255, 'x');
     const std::string tokens = std::string("\1a\3b\0c", 6) + "\xff" + longest;

@@ -131,8 +131,7 @@ TEST_CASE("checkpoint: its model is Hugging Face's, its moments lie by tensor an
     CHECK(moments.find("first_moment.lnfb")->shape == std::vector<int64_t>{14});
 }
 
-TEST_CASE("checkpoint: one of an earlier version is refused by name") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: one of an earlier version is refused by name") {
     const std::string path = folder / "step_00000004";
     fs::create_directories(path);
     write_bytes(
@@ -142,8 +141,7 @@ TEST_CASE("checkpoint: one of an earlier version is refused by name") {
                 {path, "earlier version", "model.bin, optimizer.bin", "--model " + path + "/model.bin"});
 }
 
-TEST_CASE("checkpoint: the newest is found, by number") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: the newest is found, by number") {
     std::string notes;
     CHECK(find_checkpoint(folder.path(), &notes).empty());
     CHECK(find_checkpoint(folder / "missing", &notes).empty());
@@ -162,8 +160,7 @@ TEST_CASE("checkpoint: the newest is found, by number") {
     CHECK(notes.empty());
 }
 
-TEST_CASE("checkpoint: a step that is there already is replaced") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: a step that is there already is replaced") {
     save_checkpoint(folder.path(), tiny_config(), record_of(4, 4, 1), reader(filled_model(8)));
     write_bytes(folder / "step_00000004/left-over", "of the old one");
     GPT2Cpu model = filled_model(9), other(tiny_config(), 1, 2);
@@ -179,8 +176,7 @@ TEST_CASE("checkpoint: a step that is there already is replaced") {
     CHECK(load_error(folder / "step_00000005").exit_code == kExitDone);
 }
 
-TEST_CASE("checkpoint: what a killed save has left is removed") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: what a killed save has left is removed") {
     for (const char* name : {"step_00000002.tmp-4194304", "step_00000004.tmp-1"}) {
         fs::create_directories(folder / name);
         write_bytes(folder / (std::string(name) + "/model.bin.tmp-1"), "half");
@@ -195,8 +191,7 @@ TEST_CASE("checkpoint: what a killed save has left is removed") {
     CHECK(names_below(folder.path()) == kept);
 }
 
-TEST_CASE("checkpoint: a kill while one is replaced loses neither") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: a kill while one is replaced loses neither") {
     save_step(folder.path(), 4);
     const std::string path = folder / "step_00000004", old = path + kReplaced;
     fs::rename(path, old);  // the kill came between two renames: the new one has no name yet
@@ -215,8 +210,7 @@ TEST_CASE("checkpoint: a kill while one is replaced loses neither") {
 
 // ---- damage ------------------------------------------------------------------------------------
 
-TEST_CASE("checkpoint: a damaged one is passed over with a note") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: a damaged one is passed over with a note") {
     save_step(folder.path(), 4);
     save_step(folder / "good", 8);
     auto check_passed_over = [&](const std::string& what, auto damage) {
@@ -257,8 +251,7 @@ TEST_CASE("checkpoint: a damaged one is passed over with a note") {
     });
 }
 
-TEST_CASE("checkpoint: what is not one is refused") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: what is not one is refused") {
     save_step(folder.path(), 4);
     check_error(load_error(folder / "step_00000009"), kExitBadInput,
                 {"step_00000009", "no such checkpoint folder"});
@@ -268,8 +261,7 @@ TEST_CASE("checkpoint: what is not one is refused") {
                 {"run.json", "no such checkpoint"});
 }
 
-TEST_CASE("checkpoint: what a whole MANIFEST does not vouch for") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: what a whole MANIFEST does not vouch for") {
     save_step(folder / "good", 4);
     const std::string path = folder / "step_00000004";
     auto check_refused = [&](const std::string& file, const std::string& says, auto change) {
@@ -324,8 +316,7 @@ TEST_CASE("checkpoint: what a whole MANIFEST does not vouch for") {
     check_error(load_error(path), kExitBadInput, {"end_of_text", "37"});
 }
 
-TEST_CASE("checkpoint: one or a model that shrinks while it is read is refused") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: one or a model that shrinks while it is read is refused") {
     GPT2Cpu model(tiny_config(), 1, 2);
     write_model_file(folder / "model.bin", tiny_config(), kModelFp32, reader(model));
     const ModelFile file(folder / "model.bin");
@@ -341,8 +332,7 @@ TEST_CASE("checkpoint: one or a model that shrinks while it is read is refused")
 
 // ---- saves that fail ---------------------------------------------------------------------------
 
-TEST_CASE("checkpoint: a folder that cannot be written") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: a folder that cannot be written") {
     write_bytes(folder / "file", "not a folder");
     for (const std::string& run : {folder / "file/run", folder / "file", folder / "file/a/b"}) {
         check_error(error_of([&] { make_writable_folder(run); }), kExitUsage,
@@ -356,8 +346,7 @@ TEST_CASE("checkpoint: a folder that cannot be written") {
     CHECK(names_below(folder.path()) == Words{"file"});
 }
 
-TEST_CASE("checkpoint: a full disk leaves what was there") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: a full disk leaves what was there") {
     GPT2Cpu model = filled_model(1);
     save_step(folder.path(), 4);
     write_model_file(folder / "model.bin", tiny_config(), kModelFp32, reader(model));
@@ -389,8 +378,7 @@ TEST_CASE("checkpoint: a full disk leaves what was there") {
     }
 }
 
-TEST_CASE("checkpoint: a link under the name of its temporary folder leads it nowhere") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: a link under the name of its temporary folder leads it nowhere") {
     fs::create_directory(folder / "elsewhere");
     fs::create_symlink("elsewhere", folder / fmt::format("step_00000004.tmp-{}", (int)getpid()));
     save_step(folder.path(), 4);

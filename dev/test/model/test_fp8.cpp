@@ -105,8 +105,7 @@ TEST_CASE("fp8: goes on from a checkpoint with the same bits, an evaluation chan
     CHECK(maxima_of(after) == maxima_of(whole));
 }
 
-TEST_CASE("fp8: maxima that cannot be are refused") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "fp8: maxima that cannot be are refused") {
     GPT2Cpu model(kConfig, 2, 16, kFp8);
     model.init(5);
     std::vector<float> maxima((size_t)fp8_maxima(kConfig), 1.0f);

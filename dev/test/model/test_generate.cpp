@@ -77,8 +77,7 @@ int most_likely(std::span<const float> logits) { return sample_token(logits, 0, 
 
 }  // namespace
 
-TEST_CASE("generate: greedy text with the cache is that without it, over 500 tokens") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "generate: greedy text with the cache is that without it, over 500 tokens") {
     const ModelFile file(write_random_model(folder / "model.bin", 512));
     const std::unique_ptr<Decoder> cached = make_cpu_decoder(file);
     UncachedDecoder plain(file);
@@ -101,8 +100,7 @@ TEST_CASE("generate: greedy text with the cache is that without it, over 500 tok
     CHECK(cached->length() == 500);
 }
 
-TEST_CASE("generate: a prompt at once, in parts or token by token gives the same logits") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "generate: a prompt at once, in parts or token by token gives the same logits") {
     const ModelFile file(write_random_model(folder / "model.bin", 400));
     const std::vector<int32_t> tokens = random_tokens(400, 257, 9);
     UncachedDecoder plain(file);
@@ -126,8 +124,7 @@ TEST_CASE("generate: a prompt at once, in parts or token by token gives the same
     CHECK(error_of([&] { decoder->append({&outside, 1}); }).exit_code == kExitUsage);
 }
 
-TEST_CASE("generate: a context that is full goes on with its newer half") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "generate: a context that is full goes on with its newer half") {
     const ModelFile file(write_random_model(folder / "model.bin", 16));
     const std::vector<int32_t> tokens = random_tokens(40, 257, 9);
     const std::unique_ptr<Decoder> decoder = make_cpu_decoder(file), other = make_cpu_decoder(file);
@@ -271,8 +268,7 @@ TEST_CASE("samples: without a prompt a text has a token before its end") {
 
 // ---- sub-commands ------------------------------------------------------------------------------
 
-TEST_CASE("sub-commands: generate") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "sub-commands: generate") {
     const std::string model = write_random_model(folder / "model.bin", 64);
     const auto generate = [&](const std::string& options, const std::string& more = "") {
         Words all = words("generate " + model + " " + options);
@@ -503,8 +499,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("eval --stride: each token once, from what a row of that stride has before it") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "eval --stride: each token once, from what a row of that stride has before it") {
     const std::string path = write_random_model(folder / "model.bin", 16);
     constexpr int T = 8;
     const std::vector<std::vector<int32_t>> shards = {random_tokens(40, 256, 1), random_tokens(25, 256, 2),

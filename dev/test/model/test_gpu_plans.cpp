@@ -271,8 +271,7 @@ TEST_CASE("check_ranks: another rank's parameters that differ are named, when it
     }
 }
 
-TEST_CASE("NCCL: where it is looked for") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "NCCL: where it is looked for") {
     auto put = [&](const std::string& place) {
         const std::string path = folder / place;
         fs::create_directories(path);
@@ -300,8 +299,7 @@ TEST_CASE("NCCL: where it is looked for") {
     }
 }
 
-TEST_CASE("NCCL: a library that is none is refused by name") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "NCCL: a library that is none is refused by name") {
     write_bytes(folder / "libnccl.so.2", "no library");
     setenv("PLUMB_NCCL", folder.path().c_str(), 1);
     const Error error = error_of([] { nccl(); });

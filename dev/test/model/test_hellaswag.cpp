@@ -67,8 +67,7 @@ ProgramRun make_hellaswag(const TempFolder& folder, const std::string& lines, co
 
 }  // namespace
 
-TEST_CASE("HellaSwag file: what is in it, byte by byte, ours and llm.c's") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "HellaSwag file: what is in it, byte by byte, ours and llm.c's") {
     const std::string path = folder / "questions.bin";
     write_bytes(path, good_file());
     {
@@ -176,8 +175,7 @@ TEST_CASE("make_hellaswag: the ids of the context and of endings after a blank, 
     }
 }
 
-TEST_CASE("make_hellaswag: what is wrong is named with its line, and nothing is written") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_hellaswag: what is wrong is named with its line, and nothing is written") {
     const std::string good = "{\"ctx\":\"a\",\"label\":1,\"endings\":[\"a\",\"b\",\"c\",\"d\"]}\n";
     struct Wrong {
         std::string line, part;
@@ -268,8 +266,7 @@ TEST_CASE("HellaSwag: the lowest sum and the lowest mean; rows that are too long
     stop_requested = 0;
 }
 
-TEST_CASE("HellaSwag: a model's answers are those of the reference, row by row") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "HellaSwag: a model's answers are those of the reference, row by row") {
     const GPT2Config c = {16, 37, 64, 2, 2, 16};
     write_random(folder / "questions.bin", 200, c.vocab_size, 3);
     const EvalFile file(folder / "questions.bin");

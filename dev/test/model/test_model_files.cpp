@@ -110,8 +110,7 @@ uint16_t nearest_bf16(float x) {
 
 }  // namespace
 
-TEST_CASE("model file: fp32 keeps every bit, in file order") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "model file: fp32 keeps every bit, in file order") {
     GPT2Config c = tiny_config();
     GPT2Cpu model = random_model(), other(c, 1, 2);
     std::vector<float> special = {-0.0f, 0x1p-149f, -0x1.fffffep127f};
@@ -172,8 +171,7 @@ TEST_CASE("model file: bf16 is rounded to nearest even") {
     CHECK_FALSE(fs::exists(folder / "no.bin"));
 }
 
-TEST_CASE("model file: tensors larger than the pieces they are moved in") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "model file: tensors larger than the pieces they are moved in") {
     GPT2Config c{4, 33000, 33024, 2, 1, 32};  // wte: 1,056,768 elements, a piece is 1,048,576
     // a number for each place, exact in float
     auto value = [](int tensor, int64_t i) { return (float)(i % 1000003 + 1000003 * (tensor % 8)); };
@@ -194,8 +192,7 @@ TEST_CASE("model file: tensors larger than the pieces they are moved in") {
     CHECK(seen == file_elements(c));
 }
 
-TEST_CASE("model file: cut anywhere, or too long") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "model file: cut anywhere, or too long") {
     const std::string path = folder / "good.bin", good = good_file();
     write_bytes(path, good);
     REQUIRE(model_error(path).exit_code == kExitDone);
@@ -249,8 +246,7 @@ TEST_CASE("model file: every header field, wrong") {
     }
 }
 
-TEST_CASE("model file: headers that ask for more than there is") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "model file: headers that ask for more than there is") {
     const std::string path = folder / "evil.bin";
     // 1024 layers of 4800 channels: 12 x 4800^2 x 1024 x 4 bytes, a little over 2^40
     write_bytes(path,
@@ -295,8 +291,7 @@ TEST_CASE("hf model: an export is read back to the bit, and exporting that gives
     CHECK(parts.tensors[index_of(parts, "transformer.wte.weight")].shape == std::vector<int64_t>{37, 14});
 }
 
-TEST_CASE("hf model: a value that is not finite in the type asked for is refused by name") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "hf model: a value that is not finite in the type asked for is refused by name") {
     GPT2Cpu model = random_model();
     const auto write = [&](float value, FloatType type) {
         model.load(State::kParameter, kFcb, 1, {&value, 1});
@@ -484,8 +479,7 @@ TEST_CASE("hf model: a configuration of another architecture is refused by field
 
 // convert_hf_to_gguf.py of llama.cpp, its class for GPT2LMHeadModel and what that stands on: these keys must be
 // there and these names be known, else it ends with a KeyError or "Can not map tensor".
-TEST_CASE("hf model: what llama.cpp's converter asks for is in the folder") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "hf model: what llama.cpp's converter asks for is in the folder") {
     const GPT2Cpu model = random_model();
     const Tokenizer tokenizer = Tokenizer::load("dev/test/fixture/bpe");
     std::string note;

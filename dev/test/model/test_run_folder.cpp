@@ -158,8 +158,7 @@ TEST_CASE("run folder: without a log") {
     }
 }
 
-TEST_CASE("run folder: a reader finds a model at every moment of a run with --keep 1") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "run folder: a reader finds a model at every moment of a run with --keep 1") {
     const GPT2Cpu model(tiny_config(), 1, 4);
     RunRecord record = record_of(1, 1, 1);
     record.descent = {{"0123456789abcdef", 0}};

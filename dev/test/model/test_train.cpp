@@ -130,8 +130,7 @@ void check_log(const std::vector<Json>& log, int64_t steps, int64_t val_every, c
 
 }  // namespace
 
-TEST_CASE("train: the default job, small") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "train: the default job, small") {
     write_default_job(folder.path());
     const std::string out = folder / "runs/first";
     Words options = words(data_in(folder.path()) +
@@ -171,8 +170,7 @@ TEST_CASE("train: the default job, small") {
     CHECK(repeat("other", "--seed 43 --steps 2")[0]["train_loss"] != log[0]["train_loss"]);
 }
 
-TEST_CASE("train: a dry run prints the plan and leaves nothing") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "train: a dry run prints the plan and leaves nothing") {
     write_tiny_data(folder.path());
     const Words before = names_below(folder.path()), runs = names_below("runs");
     for (const std::string& out : {"--out " + folder / "run", std::string()}) {
@@ -216,8 +214,7 @@ TEST_CASE("train: --model-dtype bf16 rounds model.bin, no checkpoint") {
     CHECK(fs::file_size(r / "rounded/model.bin") - 1024 == (fs::file_size(r / "exact/model.bin") - 1024) / 2);
 }
 
-TEST_CASE("train: the validation loss does not depend on how it is cut up") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "train: the validation loss does not depend on how it is cut up") {
     write_default_job(folder.path());
     fs::remove(folder / "val.json");
     const std::string model = folder / "in.bin";
@@ -283,8 +280,7 @@ TEST_CASE("train: micro-batches make the same run as one large batch") {
     }
 }
 
-TEST_CASE("train: samples") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "train: samples") {
     write_default_job(folder.path());
     run_silently(folder.path(), words(data_in(folder.path()) +
                                       "--layers 1 --heads 2 --channels 16 --seq-len 16 "
@@ -578,8 +574,7 @@ TEST_CASE("bad input: tokenizers and prompts") {
     p.train("run", "--sample-tokens 5 --tokenizer " + p / "tok257.bin");
 }
 
-TEST_CASE("bad input: val.json") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "bad input: val.json") {
     const std::string path = folder / "val.json";
     CHECK_FALSE(read_val_info(folder / "val.bin", 100).has_value());
     for (const auto& [text, found] : kBadValJson) {

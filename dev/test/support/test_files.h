@@ -31,6 +31,11 @@ private:
     std::string path_;
 };
 
+// of a TEST_CASE_FIXTURE
+struct InFolder {
+    TempFolder folder;
+};
+
 inline bool contains(const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
 }
