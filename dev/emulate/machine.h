@@ -142,7 +142,7 @@ inline std::function<void(const Launch&)> instead_of_launch;
 
 // told of what no access shows; who watches sets it
 struct Watcher {
-    void (*atomic)(const void* address) = nullptr;  // one is about to happen
+    void (*atomic)(const void* address) = nullptr;     // one is about to happen
     void (*failed)(const std::string& why) = nullptr;  // a launch, instead of stderr
 };
 inline Watcher watcher;

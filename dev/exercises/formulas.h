@@ -39,41 +39,14 @@ inline Layout layout_of(std::string_view exercise, const Problem& p, int block) 
 
 // ---- forward
 
+// clang-format off
 enum class F {
-    kBessel,
-    kMeanBessel,
-    kNoEps,
-    kEpsOutside,
-    kAboutFirst,
-    kAboutZero,
-    kSquaresSum,
-    kSum,
-    kVariance,
-    kDeviation,
-    kStoredDeviation,
-    kNoShift,
-    kNoBias,
-    kNoWeight,
-    kSwapped,
-    kNotCentred,
-    kNextRow,
-    kPreviousRow,
-    kFirstRow,
-    kOwnLane,
-    kOwnSum,
-    kOwnSquares,
-    kLane0,
-    kHalf,
-    kTail,
-    kNoRstd,
-    kOwnWarp,
-    kNoBetween,
-    kUnweighted,
-    kMeanOfMeans,
-    kFullParts,
-    kFirstInput,
-    kUnrounded
+    kBessel, kMeanBessel, kNoEps, kEpsOutside, kAboutFirst, kAboutZero, kSquaresSum, kSum, kVariance,
+    kDeviation, kStoredDeviation, kNoShift, kNoBias, kNoWeight, kSwapped, kNotCentred, kNextRow,
+    kPreviousRow, kFirstRow, kOwnLane, kOwnSum, kOwnSquares, kLane0, kHalf, kTail, kNoRstd, kOwnWarp,
+    kNoBetween, kUnweighted, kMeanOfMeans, kFullParts, kFirstInput, kUnrounded
 };
+// clang-format on
 constexpr std::pair<F, const char*> kForward[] = {
     {F::kBessel, "the variance is divided by C - 1; it is the mean of the squares"},
     {F::kMeanBessel, "the mean is divided by C - 1 instead of C"},
@@ -203,36 +176,13 @@ inline Tensors forward_by(F w, const Problem& p, const Layout& at) {
 
 // ---- backward
 
+// clang-format off
 enum class B {
-    kNoC1,
-    kNoC2,
-    kNotDivided,
-    kC1NotDivided,
-    kC2NotDivided,
-    kNoRstd,
-    kDyInSums,
-    kDyAlone,
-    kNotCentred,
-    kXhatNoRstd,
-    kC2NoXhat,
-    kPlusC2,
-    kExchanged,
-    kOwnLane,
-    kLane0,
-    kNextRow,
-    kTail,
-    kDwX,
-    kDwCentred,
-    kDwWeighted,
-    kDwNoXhat,
-    kDwMean,
-    kDwSwapped,
-    kDbXhat,
-    kLastRow,
-    kFirstGroup,
-    kWarp0,
-    kLastRound
+    kNoC1, kNoC2, kNotDivided, kC1NotDivided, kC2NotDivided, kNoRstd, kDyInSums, kDyAlone, kNotCentred,
+    kXhatNoRstd, kC2NoXhat, kPlusC2, kExchanged, kOwnLane, kLane0, kNextRow, kTail, kDwX, kDwCentred,
+    kDwWeighted, kDwNoXhat, kDwMean, kDwSwapped, kDbXhat, kLastRow, kFirstGroup, kWarp0, kLastRound
 };
+// clang-format on
 constexpr std::pair<B, const char*> kBackward[] = {
     {B::kNoC1, "c1, the mean of w dy, is not taken off"},
     {B::kNoC2, "xhat c2 is not taken off"},
@@ -310,22 +260,12 @@ inline Tensors backward_by(B w, const Problem& p, bool blocks_stay, int block) {
 
 // ---- attention
 
+// clang-format off
 enum class A {
-    kNoScale,
-    kNotCausal,
-    kStrict,
-    kNoMaxInLse,
-    kLseNoLog,
-    kMaxAsLse,
-    kNotNormalised,
-    kKeysSummed,
-    kHead0,
-    kOverKeys,
-    kOwnLane,
-    kOwnMax,
-    kHalf,
-    kLastKey
+    kNoScale, kNotCausal, kStrict, kNoMaxInLse, kLseNoLog, kMaxAsLse, kNotNormalised, kKeysSummed, kHead0,
+    kOverKeys, kOwnLane, kOwnMax, kHalf, kLastKey
 };
+// clang-format on
 constexpr std::pair<A, const char*> kAttention[] = {
     {A::kNoScale, "the scores are not multiplied by scale"},
     {A::kNotCausal, "a query sees all keys, those after it, too"},
