@@ -27,8 +27,8 @@ $(BUILD)/only/linked: FORCE
 
 # a ladder ends with the function that trains, which is compiled once
 WHOLE := $(if $(filter-out ship,$(ONLY)),,$(SHOOTOUTS))
-$(filter %layernorm_forward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layernorm/forward/%,$(LAYERNORM_SOURCES)))
-$(filter %layernorm_backward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layernorm/backward/%,$(LAYERNORM_SOURCES)))
+$(filter %layernorm_forward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layernorm/forward/% %/layernorm/dropout.cu,$(LAYERNORM_SOURCES)))
+$(filter %layernorm_backward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layernorm/backward/% %/layernorm/dropout.cu,$(LAYERNORM_SOURCES)))
 # a rung of attention's is a file; the roof is the rate of a product
 $(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/forward/*.cu))
 $(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/backward/*.cu))

@@ -32,21 +32,6 @@ __global__ void __launch_bounds__(kSumBlock) layernorm_residual_kernel(Sum<T> ca
         store(call.residual + row * call.strides[0] + c, rounded<T>(sum));
     }
 }
-// residual = inp, or nothing if that is null, + what dropout leaves of inp2
-template <int n, typename T>
-__global__ void __launch_bounds__(kSumBlock) layernorm_dropped_kernel(Sum<T> call, Dropout dropout) {
-    const int64_t column = ((int64_t)blockIdx.x * kSumBlock + threadIdx.x) * n;
-    if (column >= call.columns) { return; }
-    for (int64_t row = blockIdx.y; row < call.rows; row += gridDim.y) {
-        const auto y = load<n>(call.inp2 + row * call.strides[2] + column);
-        auto x = Elements<T, n>{};
-        if (call.inp != nullptr) { x = load<n>(call.inp + row * call.strides[1] + column); }
-        const auto factors = DropoutRow(dropout, row, (int)call.columns).factors<n>((int)column);
-        acc_t<T> sum[n];
-        unrolled<n>([&](int j) { sum[j] = as_acc<acc_t<T>>(y, j) * factors[j] + as_acc<acc_t<T>>(x, j); });
-        store(call.residual + row * call.strides[0] + column, rounded<T>(sum));
-    }
-}
 
 template <typename T, typename W>
 void add(const LayerNormForward<T, W>& call, cudaStream_t stream) {
@@ -126,19 +111,6 @@ bool forward(LayerNormForwardRows<T, W> call, const std::optional<Kernel>& by, c
 
 }  // namespace
 
-template <typename T>
-void layernorm_add_dropped(T* to, const T* x, const T* y, int64_t N, int C, std::array<int64_t, 3> strides,
-                           const Dropout& dropout, cudaStream_t stream) {
-    constexpr int kV = Vec<T>::size;
-    const Sum<T> sum{to, x, y, N, C, {strides[0], strides[1], strides[2]}};
-    const bool vectors = (C | strides[0] | strides[1] | strides[2]) % kV == 0 && aligned(to, x, y);
-    const dim3 grid(grid_x(ceil_div((int64_t)C, (int64_t)kSumBlock * (vectors ? kV : 1))),
-                    (unsigned)std::min<int64_t>(N, UINT16_MAX));
-    auto* kernel = vectors ? layernorm_dropped_kernel<kV, T> : layernorm_dropped_kernel<1, T>;
-    kernel<<<grid, kSumBlock, 0, stream>>>(sum, dropout);
-    check_launch();
-}
-
 template <typename T, typename W>
 void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream, const Dropout& dropout) {
     forward(LayerNormForwardRows<T, W>{call, dropout}, {}, stream);
@@ -150,10 +122,6 @@ bool layernorm_forward_by(Kernel kernel, const LayerNormForward<T, W>& call, cud
 }
 
 using bf16 = __nv_bfloat16;
-template decltype(layernorm_add_dropped<float>) layernorm_add_dropped<float>;
-template decltype(layernorm_add_dropped<bf16>) layernorm_add_dropped<bf16>;
-template decltype(layernorm_add_dropped<__half>) layernorm_add_dropped<__half>;
-template decltype(layernorm_add_dropped<double>) layernorm_add_dropped<double>;
 template void layernorm_forward(const LayerNormForward<float, float>&, cudaStream_t, const Dropout&);
 template void layernorm_forward(const LayerNormForward<bf16, bf16>&, cudaStream_t, const Dropout&);
 template void layernorm_forward(const LayerNormForward<bf16, float>&, cudaStream_t, const Dropout&);
