@@ -202,7 +202,6 @@ constexpr std::pair<B, const char*> kBackward[] = {
     {B::kNextRow, "mean and rstd are those of the next row"},
     {B::kTail, "c1 and c2 leave out the columns beyond the last whole round of the lanes"},
     {B::kDwX, "dweight sums dy x, where xhat is wanted"},
-    {B::kDwCentred, "dweight sums dy (x - mean): rstd is missing"},
     {B::kDwWeighted, "dweight sums w dy xhat, where dy xhat is wanted"},
     {B::kDwNoXhat, "dweight sums dy: xhat is missing"},
     {B::kDwMean, "dweight and dbias are divided by the number of rows"},
@@ -246,10 +245,7 @@ inline Tensors backward_by(B w, const Problem& p, bool blocks_stay, int block) {
             if (w == B::kExchanged) { std::swap(m1, m2); }
             dinp[i + c] = (g - m1 - (w == B::kPlusC2 ? -xhat : xhat) * m2) * (w == B::kNoRstd ? 1 : rstd[of]);
             if (!counted(row)) { continue; }
-            double factor = w == B::kDwX         ? x[i + c]
-                            : w == B::kDwCentred ? x[i + c] - mean[row]
-                            : w == B::kDwNoXhat  ? 1
-                                                 : xhat;
+            double factor = w == B::kDwX ? x[i + c] : w == B::kDwNoXhat ? 1 : xhat;
             dw[c] += dy * factor * (w == B::kDwWeighted ? weight[c] : 1) / (w == B::kDwMean ? N : 1);
             db[c] += dy * (w == B::kDbXhat ? xhat : 1) / (w == B::kDwMean ? N : 1);
         }
