@@ -179,7 +179,7 @@ inline Tensors forward_by(F w, const Problem& p, const Layout& at) {
 // clang-format off
 enum class B {
     kNoC1, kNoC2, kNotDivided, kC1NotDivided, kC2NotDivided, kNoRstd, kDyInSums, kDyAlone, kNotCentred,
-    kXhatNoRstd, kC2NoXhat, kPlusC2, kExchanged, kOwnLane, kLane0, kNextRow, kTail, kDwX, kDwCentred,
+    kXhatNoRstd, kC2NoXhat, kPlusC2, kExchanged, kOwnLane, kLane0, kNextRow, kTail, kDwX,
     kDwWeighted, kDwNoXhat, kDwMean, kDwSwapped, kDbXhat, kLastRow, kFirstGroup, kWarp0, kLastRound
 };
 // clang-format on
