@@ -241,7 +241,7 @@ std::string traffic_beyond(const std::string& most) {
         double times = (double)t.asked / (double)t.bytes();
         asked += fmt::format("{}{} {:.2f}", asked.empty() ? "" : ", ", t.name, times);
         size_t at = ("," + most).find("," + t.name + "=");
-        double enough = at == most.npos ? INFINITY : std::atof(&most[at + t.name.size() + 1]);
+        double enough = at == most.npos ? INFINITY : std::stod(most.substr(at + t.name.size() + 1));
         if (times <= enough) { continue; }
         return fmt::format(
             "too many bytes: warps ask for {} {:.2f} times, in sectors of 32 bytes, where {:.2f} suffice. "

@@ -15,8 +15,8 @@
 
 #include "llmc/cuda/c_abi.cuh"
 #include "llmc/host/base/error.h"
-#include "llmc/layernorm/layernorm_fp8.h"
 #include "llmc/layernorm/layernorm.h"
+#include "llmc/layernorm/layernorm_fp8.h"
 
 namespace {
 

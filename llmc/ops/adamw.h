@@ -21,7 +21,7 @@ struct StepDecision {
     float step_size;   // lr / (1 - beta1^updates)
     float correct2;    // 1 / sqrt(1 - beta2^updates)
     int32_t skipped;   // loss or norm was not finite or an outlier, or the gradient too long: no update
-    Fp8Saturated saturated;
+    Fp8Saturated saturated = {};
 };
 
 // *decision from the sums that classifier.h and gradient_sums.h left on the device; decision->updates goes up

@@ -12,8 +12,8 @@ namespace llmc {
 
 // All that differs from micro-batch to micro-batch. On a GPU it is in device memory, so that a recorded launch can be repeated.
 struct DropoutRows {
-    int64_t first =
-        0;  // number in the step of the micro-batch's first row: sample x sequence length + position
+    // of the micro-batch, the first row's number in the step: sample x sequence length + position
+    int64_t first = 0;
     uint32_t step = 0;
 };
 

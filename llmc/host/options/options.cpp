@@ -114,8 +114,7 @@ constexpr Row kRows[] = {
         "largest norm of the whole gradient: a longer one is scaled down to it; 0 = no clipping"),
     Row("--dropout P resid-pdrop embd-pdrop dropout-rate", &S::dropout, {0, 0.99},
         "what becomes 0 of the embeddings and of what attention's projection and fcproj add, in training "
-        "alone, in "
-        "steps of 2^-16; attention's own (Hugging Face's attn_pdrop) is left out"),
+        "alone, in steps of 2^-16; attention's own (Hugging Face's attn_pdrop) is left out"),
     Row("-sl --skip-loss-zscore Z outlier-loss loss-zscore skip-loss", &S::skip_loss_zscore, {0, 1000},
         "skip a step whose loss is Z standard deviations above the last 128's mean; 0 = none"),
     Row("-sg --skip-norm-zscore Z outlier-norm grad-norm-zscore skip-grad", &S::skip_norm_zscore, {0, 1000},

@@ -47,7 +47,7 @@ struct GPT2Network {
     struct Fp8Pass {
         bool counts = true, cast_weights = true;
     };
-    // Fills the activations, up to logits; tokens (B,T_) in device memory, and so is dropout_rows: of a step, for dropout here and
+    // Fills the activations, up to logits; tokens (B,T_) in device memory, and so is dropout_rows: of a step, for its dropout and
     // in the backward() that follows; null: none
     void forward(int B, int T_, const int32_t* tokens, Fp8Pass fp8_pass = {},
                  const DropoutRows* dropout_rows = nullptr) {
@@ -234,7 +234,7 @@ private:
     }
 
     // Of a layernorm of inp: dresidual += what dproj, the gradient of its output, becomes through it, and dbranch follows;
-    // dbranch_sums (C), unless null: the sums of that over its rows. The last layernorm is the first here; it writes dresidual (=).
+    // dbranch_sums (C), unless null: the sums of that over its rows. The last layernorm is the first here: it writes (=).
     void layernorm_gradient(const Norm& norm, int weight, int l, const T* inp, Grad* dbranch_sums) {
         const int place = weight == kLn2w ? 0 : 1;  // in turn, for sums that the branch adds up
         const LayerNormBackward<T, Grad> call{

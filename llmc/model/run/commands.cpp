@@ -446,7 +446,8 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
 }  // namespace
 
 std::optional<CommandOptions> parse_command(int argc, const char* const* argv) {
-    CommandOptions o{.command = argv[1]};
+    CommandOptions o;
+    o.command = argv[1];
     Table t(std::string(argv[0]) + " " + o.command);
     t.add("MODEL", &o.model, {.required = true},
           "the folder of a run (its model.bin, or its newest checkpoint), a checkpoint (step_00001000), "
