@@ -37,11 +37,12 @@ template <typename T>
 void layernorm_add_dropped(T* to, const T* x, const T* y, int64_t N, int C, std::array<int64_t, 3> strides,
                            const Dropout& dropout, cudaStream_t stream) {
     constexpr int kV = Vec<T>::size;
+    const DroppedSum<T> sum{to, x, y, N, C, strides};
     const bool vectors = (C | strides[0] | strides[1] | strides[2]) % kV == 0 && aligned(to, x, y);
     const dim3 grid(grid_x(ceil_div((int64_t)C, (int64_t)kDropBlock * (vectors ? kV : 1))),
                     (unsigned)std::min<int64_t>(N, UINT16_MAX));
     auto* kernel = vectors ? layernorm_dropped_kernel<kV, T> : layernorm_dropped_kernel<1, T>;
-    kernel<<<grid, kDropBlock, 0, stream>>>({to, x, y, N, C, strides}, dropout);
+    kernel<<<grid, kDropBlock, 0, stream>>>(sum, dropout);
     check_launch();
 }
 
