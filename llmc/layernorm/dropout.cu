@@ -3,7 +3,7 @@
 
 namespace llmc {
 
-namespace {
+namespace dropped_rows {
 
 constexpr int kDropBlock = 256;
 
@@ -31,11 +31,12 @@ __global__ void __launch_bounds__(kDropBlock) layernorm_dropped_kernel(DroppedSu
     }
 }
 
-}  // namespace
+}  // namespace dropped_rows
 
 template <typename T>
 void layernorm_add_dropped(T* to, const T* x, const T* y, int64_t N, int C, std::array<int64_t, 3> strides,
                            const Dropout& dropout, cudaStream_t stream) {
+    using namespace dropped_rows;
     constexpr int kV = Vec<T>::size;
     const DroppedSum<T> sum{to, x, y, N, C, strides};
     const bool vectors = (C | strides[0] | strides[1] | strides[2]) % kV == 0 && aligned(to, x, y);
