@@ -6,13 +6,14 @@ HARNESS   := dev/cuda/harness.cu
 SHOOTOUTS := $(patsubst %.cu,%,$(filter-out $(HARNESS),$(wildcard dev/cuda/*.cu)))
 GPU_PROGRAMS += $(SHOOTOUTS)
 
-# ONLY=v2, or 2: of LayerNorm's ladders that rung alone, without the kernels that train (dev/cuda/only.h)
+# ONLY=v2, or 2: of LayerNorm's ladders that rung alone, without the kernels that train (dev/cuda/only.h). EXERCISE=NAME: with
+# what a reader wrote in its place, which dev/exercises/exercise.pl has put into that folder.
 ifdef ONLY
 override ONLY := $(if $(wildcard llmc/layernorm/ladder/*/v$(ONLY).*),v)$(ONLY)
 $(if $(filter ship,$(ONLY))$(wildcard llmc/layernorm/ladder/*/$(ONLY).*),,\
     $(error ONLY=$(ONLY): no such rung in llmc/layernorm/ladder/))
 ALONE := $(filter %layernorm_forward %layernorm_backward,$(SHOOTOUTS))
-ALONE_BUILD := $(BUILD)/only/$(ONLY)
+ALONE_BUILD := $(BUILD)/only/$(ONLY)$(EXERCISE)
 $(ALONE_BUILD)/dev/cuda/only.h: dev/cuda/only.h
 	@mkdir -p $(@D)
 	sed 's/kOnly = ""/kOnly = "$(ONLY)"/' $< > $@
@@ -23,7 +24,7 @@ $(ALONE): %: $(ALONE_BUILD)/%.cu.o
 endif
 # of which rungs the programs are that were linked last
 $(BUILD)/only/linked: FORCE
-	$(call keep,'$(ONLY)')
+	$(call keep,'$(ONLY)$(EXERCISE)')
 
 # a ladder ends with the function that trains, which is compiled once
 WHOLE := $(if $(filter-out ship,$(ONLY)),,$(SHOOTOUTS))
