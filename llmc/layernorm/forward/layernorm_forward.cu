@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kSumBlock) layernorm_residual_kernel(Sum<T> ca
 }
 
 template <typename T, typename W>
-void add(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+void add_residual(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr int kV = Vec<T>::size;
     Sum<T> sum = {call.residual, call.inp, call.inp2,
                   call.N,        call.C,   {call.residual_stride, call.inp_stride, call.inp2_stride}};
@@ -56,9 +56,9 @@ void add(const LayerNormForward<T, W>& call, cudaStream_t stream) {
 
 // writes the residual; the call that is left to do
 template <typename T, typename W>
-LayerNormForward<T, W> add_residual(LayerNormForwardRows<T, W> call, cudaStream_t stream) {
+LayerNormForward<T, W> sum_first(LayerNormForwardRows<T, W> call, cudaStream_t stream) {
     if (call.dropout.rows == nullptr) {
-        add<T, W>(call, stream);
+        add_residual<T, W>(call, stream);
     } else {
         layernorm_add_dropped(call.residual, call.inp, call.inp2, call.N, call.C,
                               {call.residual_stride, call.inp_stride, call.inp2_stride}, call.dropout,
@@ -84,7 +84,7 @@ bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaSt
         }
     }
     if (choice.kernel == Kernel::kSumFirst) {
-        layernorm_forward(add_residual(call, stream), stream);
+        layernorm_forward(sum_first(call, stream), stream);
         return true;
     }
     return fallback_forward::launch<T, W>(call, choice, stream);
