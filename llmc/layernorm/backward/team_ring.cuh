@@ -313,6 +313,22 @@ __device__ void write_outputs(const ColumnOutputs& outputs, const HeldT& held, i
     }
 }
 
+// a team's sums over its rows: of a call's only row to where the call wants them, else see write_sums
+template <typename L, int apart, typename T, typename W, typename HeldT>
+__device__ void write_columns(const LayerNormBackwardRows<T, W>& call, float* of_teams, const HeldT& held,
+                              int team, int first, int most) {
+    Slice slice = slice_of<L>(most, call.C);
+    if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
+        write_sums<L, apart>(of_teams, (float*)call.scratch, held, team, first, slice.begin, slice.columns,
+                             call.C);
+    } else if (team == 0) {
+        int column = slice.begin + first;
+        outputs.floats ? write_outputs<float, L>(outputs, held, column, first, slice.columns)
+                       : write_outputs<T, L>(outputs, held, column, first, slice.columns);
+    }
+}
+
+// A block's whole work in one function, of more than 60 lines: fetches, sums and rows share the ring's state in registers.
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most, int in_flight) {
     constexpr int kStreams = kAccumulate ? 3 : 2;  // all of a kernel: its parts share registers
@@ -379,16 +395,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
         }
     }
     dependency_launch();
-    Slice slice = slice_of<L>(most, call.C);
-    if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
-        constexpr int apart = sizeof(team) / sizeof(float);
-        write_sums<L, apart>(reinterpret_cast<float*>(memory), (float*)call.scratch, held, number, first,
-                             slice.begin, slice.columns, call.C);
-    } else if (number == 0) {
-        int column = slice.begin + first;
-        outputs.floats ? write_outputs<float, L>(outputs, held, column, first, slice.columns)
-                       : write_outputs<T, L>(outputs, held, column, first, slice.columns);
-    }
+    write_columns<L, sizeof(team) / sizeof(float)>(call, reinterpret_cast<float*>(memory), held, number,
+                                                   first, most);
     if constexpr (L::cluster > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
 }
 

@@ -401,9 +401,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
     if (at.warp == 0) { init(shared, o, at.lane); }
     cluster > 1 ? cluster_sync() : __syncthreads();  // barriers are there
     if constexpr (kSm90) { dependency_wait(); }
-    if (!kSm90 || at.warp == 0) {
-        for (Ring to = ring; to.phase == 0; to.advance()) { fetcher.fetch(to, at); }
-    }
+    for (Ring to = ring; (!kSm90 || at.warp == 0) && to.phase == 0; to.advance()) { fetcher.fetch(to, at); }
     Statistics<LayerNormBackwardRows<T, T>> statistics{call, row + at.lane * step, kWarp * step,
                                                        rows - at.lane};
     float2 asked = statistics.next();
