@@ -256,7 +256,8 @@ sub proof {
 
 sub grade_all {
     my ($folder) = @_;
-    die "exercise.pl: SUBMISSIONS: no folder $folder\n" unless -d ($folder // '');
+    die "SUBMISSIONS: expected a folder of files named like exercises', found '$folder': make grade-all SUBMISSIONS=FOLDER\n"
+        unless -d $folder;
     my %by_file = map { file_of($_) => $_ } @names;
     my @files;
     find({ no_chdir => 1, wanted => sub { push @files, $_ if -f $_ && $by_file{ basename($_) } } }, $folder);
