@@ -256,7 +256,7 @@ sub proof {
 
 sub grade_all {
     my ($folder) = @_;
-    die "SUBMISSIONS: '$folder' is no folder: make grade-all SUBMISSIONS=FOLDER, of files named as exercises are\n" unless -d $folder;
+    die "SUBMISSIONS: '$folder' is no folder: make grade-all SUBMISSIONS=FOLDER\n" unless -d $folder;
     my %by_file = map { file_of($_) => $_ } @names;
     my @files;
     find({ no_chdir => 1, wanted => sub { push @files, $_ if -f $_ && $by_file{ basename($_) } } }, $folder);
