@@ -10,7 +10,7 @@
 train: the same first weights, the same batches in the same order, the same AdamW. Takes the trainer's own option names, so that
 one line serves both: it must name all that matters, as the trainer works out what is left open, and this takes llm.c's defaults.
 --dtype fp32 is true fp32 products, no TF32; bf16 is autocast over fp32 weights: products and attention in bf16, the residual
-stream in fp32. Writes one JSON object a step with the keys of the trainer's log.jsonl.
+stream in fp32. Writes one JSON object a step with the keys of the trainer's log.jsonl; ms is the mean of up to 20 steps.
 
 errors: our GPU model's logits, losses and gradients beside PyTorch's, one batch. MODEL is a model file (20240326 v3) of fp32
 weights, the other files are debug states (20240327 v2). The truth is PyTorch in fp32 without TF32. Error = ||x - truth|| /
@@ -24,6 +24,7 @@ small by luck: it is printed, and judged by eye over several batches (--seed).
 hellaswag: what ./train_gpt2 eval --hellaswag finds, in fp32, a row at a time, losses summed in double. With --trainer that
 program's figures are compared: exit 1 if they differ.
 """
+import concurrent.futures
 import contextlib
 import json
 import math
@@ -39,8 +40,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torch_gpt2 import (HEADER_WORDS, TrainingData, make_optimizer, permutation, read_header, read_model, read_state, run_batch,
-                        to_float8, write_model, write_state)
+from torch_gpt2 import (HEADER_WORDS, TrainingData, make_muon, make_optimizer, permutation, read_header, read_model,
+                        read_state, run_batch, to_float8, write_model, write_state)
 
 # of train: llm.c's defaults, but for batch, seq-len and steps
 NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "lr": 3e-4, "final_lr_fraction": 1.0,
@@ -62,6 +63,18 @@ def learning_rate(a, step):
     return lowest + (a.lr - lowest) * 0.5 * (1 + math.cos(math.pi * done))
 
 
+def batches(a, data):
+    """(x, y) of each step on the device; a thread reads the next one meanwhile"""
+    def read(step):
+        return [tokens.pin_memory() if DEVICE == "cuda" else tokens for tokens in data.read(step * a.batch, a.batch)]
+
+    with concurrent.futures.ThreadPoolExecutor(1) as ahead:
+        coming = ahead.submit(read, 0)
+        for step in range(a.steps):
+            tokens, coming = coming.result(), ahead.submit(read, step + 1)
+            yield [part.to(DEVICE, non_blocking=True) for part in tokens]
+
+
 def train(a):
     if list(map(permutation(298, 42, 0), range(8))) != KNOWN_ORDER:
         raise SystemExit("compare_pytorch: the training order is not that of llmc/host/tokens/dataloader.cpp any more")
@@ -72,25 +85,33 @@ def train(a):
         part.dropout = a.dropout
     if a.fp8:
         to_float8(model, a.fp8)
-    optimizer = make_optimizer(model.parameters(), a.lr, a.beta1, a.beta2, a.eps, a.weight_decay)
+    optimizers, parameters = [], model.parameters()
+    if a.optimizer == "muon":
+        muon, parameters = make_muon(model, a.lr, a.weight_decay)
+        optimizers.append(muon)
+    optimizers.append(make_optimizer(parameters, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay))
     forward = torch.compile(model) if a.compile or a.fp8 else model
+    rows, start = [], time.perf_counter()
     with open(a.out, "w") as out:
-        for step in range(a.steps):
-            start = time.perf_counter()
-            x, y = (tokens.to(DEVICE) for tokens in data.read(step * a.batch, a.batch))
+        for step, (x, y) in enumerate(batches(a, data)):
             with torch.autocast(DEVICE, torch.bfloat16, enabled=a.dtype == "bf16"):
                 loss = forward(x, y)[1]
             loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), a.clip or math.inf)  # the norm before it
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(a, step)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            row = {"step": step + 1, "train_loss": loss.item(), "grad_norm": norm.item(), "lr": learning_rate(a, step),
-                   "ms": (time.perf_counter() - start) * 1e3}
-            out.write(json.dumps(row) + "\n")
-            if (step + 1) % 20 == 0 or step == 0:
-                print(" | ".join(f"{key} {value:.6g}" for key, value in row.items()), flush=True)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(a, step)
+                optimizer.step()
+            model.zero_grad(set_to_none=True)
+            rows.append({"step": step + 1, "train_loss": loss.detach(), "grad_norm": norm, "lr": learning_rate(a, step)})
+            if (step + 1) % 20 == 0 or step in (0, a.steps - 1):  # not each step: reading a loss waits for the GPU
+                rows = [{key: value.item() if torch.is_tensor(value) else value for key, value in row.items()} for row in rows]
+                now = time.perf_counter()
+                for row in rows:
+                    row["ms"] = (now - start) * 1e3 / len(rows)
+                    out.write(json.dumps(row) + "\n")
+                print(" | ".join(f"{key} {value:.6g}" for key, value in rows[-1].items()), flush=True)
+                rows, start = [], now
     print("wrote", a.out)
     if a.write_model:
         write_model(a.write_model, model)
@@ -214,6 +235,7 @@ def main():
     t.add_argument("--out", required=True, help="JSONL file to write")
     t.add_argument("--write-model", metavar="FILE", help="the trained weights, for the program's eval")
     t.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16")
+    t.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw", help="muon: PyTorch's (default adamw)")
     t.add_argument("--compile", action="store_true", help="by torch.compile")
     t.add_argument("--fp8", choices=["tensorwise", "rowwise"], help="the blocks by torchao's recipe, compiled")
     for name, value in NUMBERS.items():

@@ -91,6 +91,25 @@ def file_tensors(model):
     return {**tensors, "lnfw": [model.lnf.weight], "lnfb": [model.lnf.bias]}
 
 
+def make_muon(model, lr, weight_decay):
+    """PyTorch's Muon for the blocks' matrices, q, k and v each its own as in ours, by the rule of llmc/ops/muon/muon.h; the
+    other parameters. q, k and v are views of qkv, whose gradients are views, too: clear them by model.zero_grad()."""
+    matrices, wholes = [], []
+    for block in model.blocks:
+        thirds = [nn.Parameter(third) for third in block.qkv.weight.data.chunk(3)]
+
+        def hand_on(whole, thirds=thirds):
+            for third, grad in zip(thirds, whole.grad.chunk(3)):
+                third.grad = grad
+
+        block.qkv.weight.register_post_accumulate_grad_hook(hand_on)
+        matrices += [*thirds, block.attproj.weight, block.fc.weight, block.fcproj.weight]
+        wholes.append(block.qkv.weight)
+    taken = {id(p) for p in matrices + wholes}
+    muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+    return muon, [p for p in model.parameters() if id(p) not in taken]
+
+
 def make_optimizer(parameters, lr, beta1, beta2, eps, weight_decay):
     """AdamW, decay on matrices only; fused on the GPU, which is the same arithmetic in fewer kernels."""
     parameters = list(parameters)
