@@ -323,7 +323,9 @@ TEST_CASE_FIXTURE(InFolder, "sub-commands: generate") {
     CHECK(Json::parse(generate("--tokens 3 --json --prompt=--seed").out)["prompt"] == "--seed");
     CHECK(generate("--tokens 9 --seed 010").out == generate("--tokens 9 --seed 10").out);  // not octal
     const std::string help = run_well(folder.path(), {"generate", "--help"}).out;
-    for (const char* part : {"--temperature", "--stop", "step_00001000", "Examples:"}) { CHECK(contains(help, part)); }
+    for (const char* part : {"--temperature", "--stop", "step_00001000", "Examples:"}) {
+        CHECK(contains(help, part));
+    }
     CHECK(run_train(folder.path(), {"generate", folder / "nothing"}).exit_code == kExitBadInput);
     CHECK(run_train(folder.path(), {"generate", folder.path() + "/."}).exit_code == kExitDone);
 }
@@ -623,6 +625,18 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     const Json object = Json::parse(ends({"eval", run, "--data", folder / "train.bin", "--json"}).out);
     CHECK(object["tokens"] == count);
     CHECK(object["bytes"] == bytes);
+    CHECK(object["evaluations"] == 4);  // by the names of the run, above: three
+    const auto others = [&](const std::string& model, const std::string& data) {
+        return Json::parse(
+            ends({"eval", model, "--data", folder / data, "--max-tokens", "50", "--json"}).out);
+    };
+    CHECK(others(run, "t*n.bin")["evaluations"] == 1);
+    CHECK(!others(out, "train.bin").contains("evaluations"));
+    std::filesystem::remove(run + "/evals.jsonl");
+    std::filesystem::create_directory(run + "/evals.jsonl");
+    const ProgramRun uncounted = ends({"eval", run, "--data", folder / "train.bin", "--json"});
+    CHECK(!Json::parse(uncounted.out).contains("evaluations"));
+    check_holds(uncounted.err, {"evals.jsonl: Is a directory: this evaluation is not counted"});
     CHECK(std::fabs(object["loss"].get<double>() - nats) < 1e-4);
     CHECK(std::fabs(object["bits_per_byte"].get<double>() - bits) < 1e-4);
     check_run(ends({"eval", run, "--data", folder / "train.bin", "--json", "--per-question"}), kExitUsage);

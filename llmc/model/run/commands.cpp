@@ -1,16 +1,22 @@
 // The sub-commands: see commands.h.
 #include "llmc/model/run/commands.h"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
+#include <ctime>
 #include <iostream>
 #include <iterator>
+#include <sstream>
 
 #include "llmc/host/base/resources.h"
 #include "llmc/host/base/text.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/table.h"
@@ -90,7 +96,8 @@ void add_eval(Table& t, CommandOptions& o) {
     t.end = R"(Prints the mean loss in nats a token, the perplexity (e to that), and bits a byte, which can be
 compared between tokenizers. Each token is predicted once, from what stands before it in its row of
 --seq-len tokens: with --stride N from at least seq-len - N, as published figures mostly are. Of
-HellaSwag's endings, how often the right one has the lowest loss, whole or a token.
+HellaSwag's endings, how often the right one has the lowest loss, whole or a token. With --json,
+"evaluations" counts how often a run's models met these data (a line each in RUN/evals.jsonl).
 
 Example:
   PROGRAM gpt2 --data 'data/web_val_*.bin' --max-tokens 100000 --hellaswag data/hellaswag_val.bin
@@ -415,6 +422,26 @@ std::string evaluate_hellaswag(const EvalFile& file, const CommandOptions& o, Mo
     return "";
 }
 
+// How often this run's models were evaluated on these data, this time included: each time leaves a line in the run's evals.jsonl,
+// so that a figure of a test part can say whether it is the first. Nothing of a model without a run, or where no line can
+// be written.
+std::optional<int64_t> count_evaluation(const CommandOptions& o, const NamedModel& named) {
+    if (file_kind(named.folder + "/log.jsonl") != FileKind::kFile) { return std::nullopt; }
+    const std::string path = named.folder + "/evals.jsonl", begin = "{\"data\":" + json_text(o.data) + ",";
+    std::istringstream lines(file_kind(path) == FileKind::kFile ? *read_whole(path) : "");
+    int64_t times = 1;
+    for (std::string line; std::getline(lines, line);) { times += line.starts_with(begin); }
+    const std::string line =
+        begin + fmt::format("\"model\":{},\"stride\":{},\"time\":{}}}\n", json_text(named.path), o.stride,
+                            (int64_t)std::time(nullptr));
+    const Descriptor file(open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
+    if (file < 0 || write(file, line.data(), line.size()) != (ssize_t)line.size()) {
+        note(fmt::format("{}: {}: this evaluation is not counted", path, std::strerror(errno)));
+        return std::nullopt;
+    }
+    return times;
+}
+
 int evaluate(const CommandOptions& o, const Engine& engine) {
     const NamedModel named = find_model(o);
     const GPT2Config& c = named.source->config();
@@ -436,7 +463,11 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
     }
     const std::unique_ptr<Model> model = engine.evaluator(*named.source, o.batch, T);
     std::string json;
-    if (!o.data.empty()) { json = evaluate_shards(o, c, tokenizer, model.get(), T); }
+    if (!o.data.empty()) {
+        json = evaluate_shards(o, c, tokenizer, model.get(), T);
+        const std::optional<int64_t> times = count_evaluation(o, named);
+        if (o.json && times) { json += fmt::format(",\"evaluations\":{}", *times); }
+    }
     if (questions) { json += (json.empty() ? "" : ",") + evaluate_hellaswag(*questions, o, model.get(), T); }
     if (o.json) { std::printf("{%s}\n", json.c_str()); }
     require_printed();
