@@ -7,15 +7,18 @@
                                                                 TFLOP/s, counted for the pairs of a query and a key that there are
     dev/bench/plots.py compare OURS_BF16 TORCH_BF16 OURS_FP32 TORCH_FP32 -o compare.svg
                                                                 logs of four runs: do ours learn as PyTorch's (compare_pytorch.py) do?
+    dev/bench/plots.py minutes NAME=LOG [NAME=LOG ...] -o enwik8.svg    training losses along the time that was trained
 
 compare: two runs that round differently drift apart; how far is natural, PyTorch shows by itself, its bf16 against its fp32. So
 at every step from 20 on |ours - PyTorch| in the same type may be at most twice the largest |PyTorch bf16 - PyTorch fp32|, and at
 the last step at most 0.05; else exit 1. One run may miss that by chance: doc/gpu_training.md has five seeds.
 """
+import itertools
 import json
 import math
 import os
 import re
+import statistics
 import sys
 
 from lab import PROVIDERS, load, parser
@@ -162,9 +165,25 @@ def compare(logs, out):
     return int(failed)
 
 
+def minutes(logs, out):
+    """each point: the mean of a hundredth of a run; bits a token"""
+    picture, ((loss,),) = figure(1, 3.2)
+    for name, path in (log.split("=", 1) for log in logs):
+        with open(path) as file:
+            rows = {row["step"]: row for row in map(json.loads, file) if "train_loss" in row}  # a step done again counts once
+        ends = list(itertools.accumulate(row["ms"] / 6e4 for row in rows.values()))
+        bits, each = [row["train_loss"] / math.log(2) for row in rows.values()], math.ceil(len(rows) / 100)
+        points = [(ends[min(at + each, len(ends)) - 1], statistics.fmean(bits[at: at + each])) for at in range(0, len(bits), each)]
+        loss.plot(*zip(*points), label=name)
+    lowest = min(min(line.get_ydata()) for line in loss.get_lines())
+    loss.set(ylabel="training loss, bits a token", xlabel="minutes of training", ylim=(lowest - 0.05, lowest + 1), xlim=(0, None))
+    loss.legend()
+    save(picture, out)
+
+
 def main():
     p = parser(__doc__)
-    p.add_argument("what", choices=["sweep", "race", "attention", "compare"])
+    p.add_argument("what", choices=["sweep", "race", "attention", "compare", "minutes"])
     p.add_argument("files", nargs="*")
     p.add_argument("-o", "--out", required=True)
     o = p.parse_args()
@@ -172,7 +191,7 @@ def main():
         return race(o.out)
     if not o.files or (o.what == "compare" and len(o.files) != 4):
         p.error(f"{o.what}: found {len(o.files)} files, expected {'4' if o.what == 'compare' else 'some'}")
-    return {"sweep": sweep, "attention": attention, "compare": compare}[o.what](o.files, o.out)
+    return {"sweep": sweep, "attention": attention, "compare": compare, "minutes": minutes}[o.what](o.files, o.out)
 
 
 if __name__ == "__main__":
