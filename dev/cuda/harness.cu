@@ -33,6 +33,8 @@ void require_meaning(const Shootout& s, const ShootoutOptions& o) {
     };
     refuse(o.accumulate && !s.accumulates, "--accumulate", "layernorm_backward has a form that adds");
     refuse(o.dropout && !s.drops, "--dropout", "residual_layernorm_forward and layernorm_backward have it");
+    refuse(o.out && !s.mixes, "--out", "layernorm_forward and layernorm_backward have it");
+    refuse(o.copy && !s.accumulates, "--copy", "layernorm_backward has it");
     refuse(o.sweep && s.sweep.empty(), "--sweep", "LayerNorm's shootouts have a list for it");
     refuse(o.latency && s.latency.empty(), "--latency", "LayerNorm's shootouts have a list for it");
     refuse(o.explain && !s.explain, "--explain", "LayerNorm's shootouts have it");

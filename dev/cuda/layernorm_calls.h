@@ -1,15 +1,19 @@
 // A problem's tensors as the calls of llmc/layernorm/layernorm.h. Host only: the shootouts and the tests make them here.
 // Tensors: anything with rows<T>(name, other), the tensor of that name, or else the one in whose place it is.
 #pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "dev/cuda/problem.h"
 #include "llmc/layernorm/layernorm.h"
 
 namespace llmc {
 
 // forward and residual + forward
-template <typename T, typename W, typename Tensors>
-LayerNormForward<T, W> forward_call(const Tensors& t, const Problem& p) {
-    Rows<T> out = t.template rows<T>("out"), residual = t.template rows<T>("residual");
+template <typename T, typename W, typename Out = T, typename Tensors>
+LayerNormForward<T, W, Out> forward_call(const Tensors& t, const Problem& p) {
+    Rows<Out> out = t.template rows<Out>("out");
+    Rows<T> residual = t.template rows<T>("residual");
     Rows<T> inp2 = t.template rows<T>("inp2", "residual");
     bool over_first = residual.data != nullptr && p.form.in_place == 1;
     Rows<T> inp = t.template rows<T>("inp", over_first ? "residual" : "out");
@@ -31,9 +35,10 @@ LayerNormForward<T, W> forward_call(const Tensors& t, const Problem& p) {
             .rms = p.form.rms};
 }
 
-template <typename T, typename Grad, typename W, typename Tensors>
-LayerNormBackward<T, Grad, W> backward_call(const Tensors& t, const Problem& p, void* scratch) {
-    Rows<T> dinp = t.template rows<T>("dinp"), dout = t.template rows<T>("dout", "dinp");
+template <typename T, typename Grad, typename W, typename Out = T, typename Tensors>
+LayerNormBackward<T, Grad, W, Out> backward_call(const Tensors& t, const Problem& p, void* scratch) {
+    Rows<Out> dout = t.template rows<Out>("dout", "dinp"), copy = t.template rows<Out>("copy");
+    Rows<T> dinp = t.template rows<T>("dinp");
     Rows<T> inp = t.template rows<T>("inp"), dropped = t.template rows<T>("dropped");
     return {.dinp = dinp.data,
             .dweight = t.template rows<Grad>("dweight").data,
@@ -53,7 +58,15 @@ LayerNormBackward<T, Grad, W> backward_call(const Tensors& t, const Problem& p, 
             .inp_stride = inp.stride,
             .rms = p.form.rms,
             .dropped = dropped.data,
-            .dropped_stride = dropped.stride};
+            .dropped_stride = dropped.stride,
+            .copy = copy.data,
+            .copy_stride = copy.stride};
+}
+
+// act.operator()<Out>() by the form of a mixed call
+template <typename Act>
+void with_out(const CallForm& form, const Act& act) {
+    *form.out == Dtype::kBf16 ? act.template operator()<__nv_bfloat16>() : act.template operator()<__half>();
 }
 
 }  // namespace llmc

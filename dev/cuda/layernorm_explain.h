@@ -34,6 +34,7 @@ inline std::string layout_text(LayerNormOp op, const layernorm::Call& call, cons
             return half ? use("kRowInRegisters16", layouts::kRowInRegisters16)
                         : use("kRowInRegisters32", layouts::kRowInRegisters32);
         case Kernel::kTeamRing:
+            if (call.mixed) { return use("kTeamRingMixed", layouts::kTeamRingMixed); }
             return half ? use("kTeamRing16", layouts::kTeamRing16) : use("kTeamRing32", layouts::kTeamRing32);
         case Kernel::kUnalignedRows:
             return forward ? use("kUnalignedForward", layouts::kUnalignedForward)
@@ -83,7 +84,10 @@ inline std::string explained(LayerNormOp op, const ShootoutOptions& o) {
         for (Dtype dtype : o.dtypes.empty() ? std::vector{Dtype::kBf16} : o.dtypes) {
             Call call{.N = shape.N, .C = shape.C, .bytes = (int)format_of(dtype).bytes, .piece = 1};
             call.piece = call.vector();
-            while (shape.C % call.piece != 0) { call.piece /= 2; }
+            call.mixed = o.out.has_value();
+            const int widest =
+                call.mixed && op == LayerNormOp::kBackward ? 2 : 1;  // of dout, too, whole vectors
+            while (shape.C % (call.piece * widest) != 0 && call.piece > 1) { call.piece /= 2; }
             call.adds = op == LayerNormOp::kResidual || o.accumulate;
             auto line = [&](const Choice& choice) {
                 text += fmt::format("{}x{} {} on {}: {}, {}\n    {}\n", shape.N, shape.C,

@@ -113,15 +113,16 @@ inline void add_forward(Problem& p, const Values& x, Inputs kind) {
     Dtype weights = form.fp32_weight ? Dtype::kFp32 : p.dtype, statistics = statistics_of(p.dtype);
     Values weight = form.no_weight ? nullptr : make_vector(weights, p.C, kDrawWeight);
     Values bias = form.no_bias ? nullptr : make_vector(weights, p.C, kDrawBias);
+    const Dtype type = form.out.value_or(p.dtype);
     auto t = std::make_shared<const ForwardTruth>(p, x, weight, bias);
     bool exact =
         kind == Inputs::kConstant && !form.rms;  // out is bias, if the version's sums are of x - x[0]
     Values truth(t, &t->out);
-    if (exact) {  // as T stores it: bias may be wider
-        truth = make_values(p.dtype, p.N, p.C, [&](int64_t, int col) { return bias ? (*bias)[col] : 0.0; });
+    if (exact) {  // as it is stored: bias may be wider
+        truth = make_values(type, p.N, p.C, [&](int64_t, int col) { return bias ? (*bias)[col] : 0.0; });
     }
-    Bound out = [=, C = p.C, r = Roundings(form.fp8 ? Dtype::kFp32 : p.dtype)](const Sums& sums, int64_t row,
-                                                                               int64_t c) {
+    Bound out = [=, C = p.C, r = Roundings(form.fp8 ? Dtype::kFp32 : type)](const Sums& sums, int64_t row,
+                                                                            int64_t c) {
         if (exact && sums.from_first) { return 0.0; }
         return out_bound(r, sums, t->spread(sums, row), t->rstd[row], weight ? (*weight)[c] : 1,
                          bias ? (*bias)[c] : 0, t->out[row * C + c]);
@@ -134,7 +135,7 @@ inline void add_forward(Problem& p, const Values& x, Inputs kind) {
     };
     if (weight) { p.in.push_back({"weight", weights, weight, Extent::kColumns}); }
     if (bias) { p.in.push_back({"bias", weights, bias, Extent::kColumns}); }
-    p.out.push_back({"out", p.dtype, p.N, p.C, truth, out});
+    p.out.push_back({"out", type, p.N, p.C, truth, out});
     if (form.no_statistics) { return; }
     p.out.push_back({"mean", statistics, p.N, 1, {t, &t->mean}, mean, Extent::kRows});
     p.out.push_back({"rstd", statistics, p.N, 1, {t, &t->rstd}, rstd, Extent::kRows});
@@ -324,7 +325,18 @@ inline void add_gradients(Problem& p, const std::shared_ptr<const BackwardTruth>
         p.out.push_back(written_or_added(p, std::move(out), before, bound_in));
     };
     add({"dinp", p.dtype, p.N, p.C, {t, &t->dinp}, {}}, form.no_dinp, form.accumulate_dinp, dinp);
-    if (form.drops) {  // of dinp as it is stored
+    if (form.copy) {  // of dinp as it is stored
+        Output copy = p.out.back();
+        copy.name = "copy";
+        copy.dtype = *form.out;
+        copy.initial = nullptr;
+        copy.bound = [r = Roundings(copy.dtype), dinp = copy.bound, truth = copy.truth, C = p.C](
+                         const Sums& sums, int64_t row, int64_t c) {
+            return r.stored(dinp(sums, row, c), (*truth)[row * C + c]);
+        };
+        p.out.push_back(copy);
+    }
+    if (form.drops) {  // likewise
         Output dropped = p.out.back();
         const auto factor = [d = dropout_of(p, nullptr), C = p.C](int64_t row, int64_t c) {
             return dropout_factor(d, row, (int)c, C);
@@ -352,13 +364,13 @@ inline Problem layernorm_backward_of(const Values& inp, Dtype dtype, Shape shape
     int C = shape.C;
     Dtype weights = form.fp32_weight ? Dtype::kFp32 : dtype, statistics = statistics_of(dtype);
     Values weight = form.no_weight ? nullptr : make_vector(weights, C, kDrawWeight);
-    Values dout =
-        make_values(dtype, N, C, [&](int64_t row, int col) { return dout_at(kind, row, col, N, C); });
+    Values dout = make_values(form.out.value_or(dtype), N, C,
+                              [&](int64_t row, int col) { return dout_at(kind, row, col, N, C); });
     auto [mean, rstd] = saved_statistics(kind, dtype, N, C, inp, form.rms);
     auto t = std::make_shared<const BackwardTruth>(dtype, N, C, dout, inp, weight, mean, rstd);
     Problem p = empty_problem("layernorm_backward", dtype, shape, kind, form, form.accumulate_dinp ? 3 : 2,
                               form.drops ? 2 : 1);
-    if (!form.in_place) { p.in.push_back({"dout", dtype, dout}); }
+    if (!form.in_place) { p.in.push_back({"dout", form.out.value_or(dtype), dout}); }
     p.in.push_back({"inp", dtype, inp});
     if (weight) { p.in.push_back({"weight", weights, weight, Extent::kColumns}); }
     if (mean) { p.in.push_back({"mean", statistics, mean, Extent::kRows}); }

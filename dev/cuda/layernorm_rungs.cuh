@@ -60,11 +60,13 @@ inline size_t shipped_scratch(int64_t, int C) { return layernorm_backward_scratc
 
 // Do its launches overlap? All kernels' do but the fallback's, which has fp64 and what the others leave to it.
 inline bool forward_overlaps(const Problem& p) {
+    if (p.form.out) { return p.C % 4 == 0 && p.C > 256; }
     bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0, residual = p.reads > 1;
     int most = whole || !residual ? 262144 : p.dtype == Dtype::kFp32 ? 84480 : 100352;
     return p.dtype != Dtype::kFp64 && p.C <= most;
 }
 inline bool backward_overlaps(const Problem& p) {
+    if (p.form.out) { return p.C % 8 == 0 && p.C <= 16384; }
     bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0;
     return p.dtype != Dtype::kFp64 && p.C <= (whole ? 262144 : 131072);
 }
@@ -98,6 +100,13 @@ template <typename T>
 Version shipped_forward() {
     auto run = [](const TensorSet& t, const Problem& p, int) {
         const Dropout dropout = device_dropout(p);
+        if constexpr (std::is_same_v<T, float>) {
+            if (p.form.out) {
+                return with_out(p.form, [&]<typename Out>() {
+                    layernorm_forward(forward_call<T, T, Out>(t, p), kStream, dropout);
+                });
+            }
+        }
         if constexpr (sizeof(T) == 2) {
             if (p.form.fp32_weight) {
                 return layernorm_forward(forward_call<T, float>(t, p), kStream, dropout);
@@ -144,6 +153,13 @@ Version shipped_backward() {
             call.dropout = device_dropout(p);
             layernorm_backward(call, kStream);
         };
+        if constexpr (std::is_same_v<T, float>) {
+            if (p.form.out) {
+                return with_out(p.form, [&]<typename Out>() {
+                    layernorm_backward(backward_call<T, T, T, Out>(t, p, t.scratch()), kStream);
+                });
+            }
+        }
         if constexpr (sizeof(T) == 2) {
             if (p.form.fp32_weight) { return launch(backward_call<T, float, float>(t, p, t.scratch())); }
             if (p.form.fp32_gradients) { return launch(backward_call<T, float, T>(t, p, t.scratch())); }
@@ -202,6 +218,7 @@ inline Shootout layernorm_shootout(LayerNormOp op, const char* cpu_idea, decltyp
             .sweep = layernorm_sweep(),
             .latency = layernorm_latency(),
             .accumulates = backward,
+            .mixes = op != LayerNormOp::kResidual,
             .drops = op != LayerNormOp::kForward,
             .explain = [op](const ShootoutOptions& o) { return explained(op, o); },
             .only = kOnly};

@@ -12,7 +12,8 @@ namespace llmc {
 
 struct ShootoutOptions {
     bool check = false, sweep = false, latency = false, explain = false;
-    bool accumulate = false, dropout = false, for_sanitizer = false;
+    bool accumulate = false, dropout = false, copy = false, for_sanitizer = false;
+    std::optional<Dtype> out{};     // of mixed calls
     bool sequences = false;         // how shapes are written: Shootout::sequences
     std::vector<std::string> only;  // version names; empty = all
     std::vector<Shape> shapes;      // empty = the shootout's own
@@ -78,6 +79,14 @@ inline bool parse_shootout_options(int argc, const char* const* argv, const std:
           "4096 rows of 512 i columns, i = 2..31, fp16; the shipped function unless others are named");
     t.add("--latency", &o.latency, "single rows of 256 to 16384 columns: us over one block that copies them");
     t.add("--accumulate", &o.accumulate, "backward: dinp += instead of =; roof 3R1W");
+    const auto read_out = [&o](const std::string& text) {
+        o.out = text == "bf16" ? Dtype::kBf16 : Dtype::kFp16;
+        o.dtypes = {Dtype::kFp32};
+    };
+    t.add("--out T", read_out, {.choices = "bf16 fp16", .rivals = "dtype dropout sweep latency"},
+          "LayerNorm: rows of fp32, forward's out or backward's dout of T; roof 2R1W, backward 3R2W, += 5R2W "
+          "of T");
+    t.add("--copy", &o.copy, {.needed = "out"}, "backward: a copy of dinp in T is written, too");
     t.add("--dropout", &o.dropout,
           "half of the second input is dropped; backward: a second stream is written, of dinp so dropped");
     t.add("--json FILE", &o.json,

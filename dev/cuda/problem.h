@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,9 @@ struct CallForm {
     int pad = 0;         // elements between the rows, times 1, 2, ... in the problem's matrices
     int offset = 0;      // elements by which every tensor misses its alignment
     bool rms = false;    // RMSNorm; backward is given no mean
+    std::optional<Dtype>
+        out{};          // of forward's out, backward's dout and the copy of dinp, beside rows of fp32
+    bool copy = false;  // backward writes that copy, too
 
     bool plain() const { return *name == 0 && !rms; }
 };
@@ -111,18 +115,20 @@ struct Problem {
     }
 };
 
-// without tensors
+// Without tensors. Beside out of 16 bits, which forward writes once and backward reads once, a stream of fp32 counts as two.
 inline Problem empty_problem(const char* op, Dtype dtype, Shape shape, Inputs kind, const CallForm& form,
                              int reads, int writes) {
+    const bool mixed = form.out.has_value(), backward = std::string_view(op) == "layernorm_backward";
     return {.op = op,
             .dtype = dtype,
             .N = shape.N,
             .C = shape.C,
             .inputs = kInputsNames[(int)kind],
-            .reads = reads,
-            .writes = writes,
+            .reads = mixed ? 2 * reads - backward : reads,
+            .writes = mixed ? 2 * writes - !backward + form.copy : writes,
             .form = form,
-            .T = shape.T};
+            .T = shape.T,
+            .stream_element = mixed ? 2.0 : 0};
 }
 
 // what --check tries, and what is raced

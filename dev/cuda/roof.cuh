@@ -37,6 +37,7 @@ inline double known_roof_us(const std::string& gpu, double stream_bytes, int rea
         if (roof.stream_bytes != stream_bytes) { continue; }
         if (writes == 0) { return NAN; }
         if (writes == 2) { return reads == 2 ? roof.us_2r2w : NAN; }
+        if (writes > 2) { return NAN; }
         return reads == 1 ? roof.us_1r1w : reads == 2 ? roof.us_2r1w : reads == 3 ? roof.us_3r1w : NAN;
     }
     return NAN;
@@ -152,26 +153,34 @@ Roof measure_mix(double stream_bytes) {
     Roof best{.bytes = bytes, .reads = R, .writes = W, .sets = ring.sets(), .pdl = kPdl};
     improve_roof<R, W, 1, kPdl>(best, ring, vectors);
     improve_roof<R, W, 2, kPdl>(best, ring, vectors);
-    improve_roof<R, W, 4, kPdl>(best, ring, vectors);
+    if constexpr (R < 4) { improve_roof<R, W, 4, kPdl>(best, ring, vectors); }
     return best;
 }
 
 // the least time in which `reads` reads and `writes` writes of stream_bytes each were seen to happen
 inline Roof measure_roof(int reads, int writes, bool pdl, double stream_bytes) {
-    const double b = stream_bytes;
+    const auto mix = [&]<int R, int W>(std::integer_sequence<int, R, W>) {
+        return pdl ? measure_mix<R, W, true>(stream_bytes) : measure_mix<R, W, false>(stream_bytes);
+    };
     switch (10 * reads + writes) {
         case 10:
-            return measure_mix<1, 0, false>(b);
+            return measure_mix<1, 0, false>(stream_bytes);
         case 11:
-            return pdl ? measure_mix<1, 1, true>(b) : measure_mix<1, 1, false>(b);
+            return mix(std::integer_sequence<int, 1, 1>{});
         case 21:
-            return pdl ? measure_mix<2, 1, true>(b) : measure_mix<2, 1, false>(b);
+            return mix(std::integer_sequence<int, 2, 1>{});
         case 31:
-            return pdl ? measure_mix<3, 1, true>(b) : measure_mix<3, 1, false>(b);
+            return mix(std::integer_sequence<int, 3, 1>{});
         case 22:
-            return pdl ? measure_mix<2, 2, true>(b) : measure_mix<2, 2, false>(b);
+            return mix(std::integer_sequence<int, 2, 2>{});
         case 32:
-            return measure_mix<3, 2, false>(b);
+            return mix(std::integer_sequence<int, 3, 2>{});
+        case 33:
+            return mix(std::integer_sequence<int, 3, 3>{});
+        case 52:
+            return mix(std::integer_sequence<int, 5, 2>{});
+        case 53:
+            return mix(std::integer_sequence<int, 5, 3>{});
         default:
             throw Error(kExitUsage, fmt::format("no roof of {} reads and {} writes", reads, writes));
     }

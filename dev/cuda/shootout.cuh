@@ -64,6 +64,7 @@ struct Shootout {
     std::vector<CheckItem> checks;
     std::vector<RaceItem> races, sweep{}, latency{};
     bool accumulates = false;                                      // --accumulate means something
+    bool mixes = false;                                            // --out does
     bool drops = false;                                            // --dropout does
     bool sequences = false;                                        // shapes are sequences x heads x tokens
     std::function<std::string(const ShootoutOptions&)> explain{};  // --explain's text
@@ -76,9 +77,14 @@ int shootout_main(const Shootout& s, int argc, const char* const* argv);  // ret
 
 // the form of the command line
 inline CallForm form_of(const ShootoutOptions& o) {
-    const char* kNames[] = {"", "dropout", "dinp +=", "dinp +=, dropout"};
-    return {
-        .name = kNames[2 * o.accumulate + o.dropout], .accumulate_dinp = o.accumulate, .drops = o.dropout};
+    static constexpr const char* kNames[2][4] = {
+        {"", "dropout", "dinp +=", "dinp +=, dropout"},
+        {"mixed", "mixed, copy", "mixed, dinp +=", "mixed, dinp +=, copy"}};
+    return {.name = kNames[o.out.has_value()][2 * o.accumulate + (o.dropout || o.copy)],
+            .accumulate_dinp = o.accumulate,
+            .drops = o.dropout,
+            .out = o.out,
+            .copy = o.copy};
 }
 
 inline std::vector<int> blocks_of(const Version& version, const ShootoutOptions& o) {

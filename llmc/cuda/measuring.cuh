@@ -25,7 +25,7 @@ inline void hold(int microseconds, cudaStream_t stream) {
 // ---- streams of bytes: what memory-bound kernels are held against
 
 struct Streams {
-    const uint4* in[4];
+    const uint4* in[5];
     uint4* out[3];
 };
 

@@ -56,6 +56,7 @@ struct Call {
     bool same_weights = true;     // weights of the rows' type
     bool aligned_weights = true;  // on 16 bytes
     bool adds = false;            // forward: a residual; backward: dinp +=
+    bool mixed = false;           // rows of 32 bits, forward's out or backward's dout of 16
     bool drops_apart = false;     // forward: no kernel for such rows has dropout
     bool usual = true;            // backward: dinp is wanted, and dweight or dbias
 
@@ -155,13 +156,14 @@ constexpr int held_before(Table<Layout> table, int i, int vector, bool rare, int
 inline Maybe forward_row_in_registers(const Call& call, const Gpu& gpu) {
     int vector = call.vector();
     if (!call.whole() || call.drops_apart || call.C <= kThresholds.short_vectors * vector) { return {}; }
+    if (call.mixed && call.adds) { return {}; }
     bool rare = call.adds && !call.same_weights;
     auto table = for_bytes(call.bytes, layouts::kRowInRegisters16, layouts::kRowInRegisters32);
     int i = layout_for(table, call, rare, gpu);
     if (i < 0) { return {}; }
     int warps = table[i].warps, blocks = warps / spread_warps(warps);
     bool spread = table[i].cluster == 1 && warps > kThresholds.schedulers && call.same_weights &&
-                  blocks <= gpu.cluster && call.N <= gpu.multiprocessors / blocks;
+                  !call.mixed && blocks <= gpu.cluster && call.N <= gpu.multiprocessors / blocks;
     return Choice{Kernel::kRowInRegisters, i, vector, spread ? blocks : table[i].cluster, spread};
 }
 
@@ -179,8 +181,9 @@ inline Maybe choose_forward_by(Kernel kernel, const Call& call, const Gpu& gpu) 
         return Choice{kernel, 0, call.whole() ? call.vector() : 1};
     }
     if (call.bytes == 8) { return {}; }
-    if (kernel == Kernel::kShortRows) { return forward_short_rows(call, gpu); }
     if (kernel == Kernel::kRowInRegisters) { return forward_row_in_registers(call, gpu); }
+    if (call.mixed) { return {}; }
+    if (kernel == Kernel::kShortRows) { return forward_short_rows(call, gpu); }
     if (kernel == Kernel::kUnalignedRows) { return forward_unaligned_rows(call, gpu); }
     return {};
 }
@@ -215,24 +218,29 @@ inline Maybe backward_short_rows(const Call& call, const Gpu&) {
     return layout < 0 ? Maybe{} : Choice{Kernel::kShortRows, layout, call.piece};
 }
 
-// team_ring.cuh's Team, in bytes: stages, barriers, and each warp's sums
-constexpr int team_bytes(const layouts::TeamRing& ring, int streams, int bytes) {
+// team_ring.cuh's Team, in bytes: stages, barriers, and each warp's sums; dout: bytes of an element
+constexpr int team_bytes(const layouts::TeamRing& ring, int streams, int bytes, int dout) {
     int columns = ring.warps * kWarp * ring.vector * ring.vectors;  // of a block
-    int stage = streams * columns * bytes + kLineBytes;
+    int stage = ((streams - 1) * bytes + dout) * columns + kLineBytes;
     int barriers = round_up(ring.stages * (stage + 8) + 16, 16);
     return round_up(barriers + 2 * ring.cluster * ring.warps * 8, kLineBytes);
 }
 
+constexpr Table<layouts::TeamRingLayouts> team_rings(int bytes, bool mixed) {
+    return mixed ? Table<layouts::TeamRingLayouts>(layouts::kTeamRingMixed)
+                 : for_bytes(bytes, layouts::kTeamRing16, layouts::kTeamRing32);
+}
+
 inline Maybe backward_team_ring(const Call& call, const Gpu& gpu) {
     if (!gpu.hopper || !call.whole()) { return {}; }
-    auto table = for_bytes(call.bytes, layouts::kTeamRing16, layouts::kTeamRing32);
+    auto table = team_rings(call.bytes, call.mixed);
     auto takes = [&](const layouts::TeamRingLayouts& layout) {
         return layout.is_for(!call.same_weights) && call.C <= layout.columns;
     };
     int i = first_layout(table, takes);
     if (i < 0 || (call.adds && !table[i].adds())) { return {}; }
     const layouts::TeamRing& ring = call.adds ? table[i].add : table[i].write;
-    int bytes = ring.teams * team_bytes(ring, streams_of(call.adds), call.bytes);
+    int bytes = ring.teams * team_bytes(ring, streams_of(call.adds), call.bytes, call.mixed ? 2 : call.bytes);
     if (ring.cluster > gpu.cluster || bytes > gpu.shared_bytes) { return {}; }
     return Choice{Kernel::kTeamRing, i, call.vector(), ring.cluster};
 }
@@ -433,14 +441,15 @@ inline Maybe choose_backward_by(Kernel kernel, const Call& call, const Gpu& gpu)
     if (kernel == Kernel::kFallback) {
         for (auto* by :
              {backward_cp_async_teams<false>, backward_cp_async_pipelined, backward_cp_async_teams<true>}) {
-            if (!fast || !call.whole()) { break; }
+            if (!fast || !call.whole() || call.mixed) { break; }
             if (Maybe choice = by(call, gpu)) { return choice; }
         }
         return Choice{kernel, 0, call.whole() ? call.vector() : 1};
     }
     if (!fast) { return {}; }
-    if (kernel == Kernel::kShortRows) { return backward_short_rows(call, gpu); }
     if (kernel == Kernel::kTeamRing) { return backward_team_ring(call, gpu); }
+    if (call.mixed) { return {}; }
+    if (kernel == Kernel::kShortRows) { return backward_short_rows(call, gpu); }
     if (kernel == Kernel::kUnalignedRows) { return backward_unaligned_rows(call, gpu); }
     return {};
 }

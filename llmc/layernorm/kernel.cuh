@@ -25,8 +25,8 @@ using layernorm::Choice, layernorm::Kernel;
 // residual.
 
 // what is launched; kernels without dropout are not given it
-template <typename T, typename W>
-struct LayerNormForwardRows : LayerNormForward<T, W> {
+template <typename T, typename W, typename Out = T>
+struct LayerNormForwardRows : LayerNormForward<T, W, Out> {
     Dropout dropout{};
 };
 
@@ -35,16 +35,16 @@ template <typename T, typename W>
 bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace short_rows_forward
 namespace row_in_registers_forward {
-template <typename T, typename W>
-bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
+template <typename T, typename W, typename Out>
+bool launch(const LayerNormForwardRows<T, W, Out>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace row_in_registers_forward
 namespace unaligned_rows_forward {
 template <typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace unaligned_rows_forward
 namespace fallback_forward {
-template <typename T, typename W>
-bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream);
+template <typename T, typename W, typename Out>
+bool launch(const LayerNormForward<T, W, Out>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace fallback_forward
 
 // to (N,C) = x + what dropout leaves of y, or without x (null) that alone, by a kernel of its own. strides: of to, x, y
@@ -54,8 +54,8 @@ void layernorm_add_dropped(T* to, const T* x, const T* y, int64_t N, int C, std:
 
 // layernorm_forward() by this kernel or not at all: the shootouts race them. false: it does not take such a call, and
 // nothing was done.
-template <typename T, typename W>
-bool layernorm_forward_by(Kernel kernel, const LayerNormForward<T, W>& call, cudaStream_t stream);
+template <typename T, typename W, typename Out>
+bool layernorm_forward_by(Kernel kernel, const LayerNormForward<T, W, Out>& call, cudaStream_t stream);
 
 // ---- backward. Each writes dinp (=, or += with accumulate_dinp) and leaves in scratch, for each of several groups of rows, the
 // sums of dout xhat and of dout by column: (2,groups,C), of acc_t<T>. It answers how many groups; 0: the device has no room for
@@ -70,8 +70,8 @@ struct ColumnOutputs {
     void *dweight = nullptr, *dbias = nullptr, *dinp_sums = nullptr;
 };
 
-template <typename T, typename W>
-struct LayerNormBackwardRows : LayerNormBackward<T, float, W> {
+template <typename T, typename W, typename Out = T>
+struct LayerNormBackwardRows : LayerNormBackward<T, float, W, Out> {
     bool sum_dinp = false, columns = false;  // columns: are dweight or dbias wanted?
     ColumnOutputs of_one_row{};
 };
@@ -92,22 +92,23 @@ template <typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace short_rows_backward
 namespace team_ring_backward {
-template <typename T, typename W>
-ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
+template <typename T, typename W, typename Out>
+ColumnGroups launch(const LayerNormBackwardRows<T, W, Out>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace team_ring_backward
 namespace unaligned_rows_backward {
 template <typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace unaligned_rows_backward
 namespace fallback_backward {  // by cp.async, or by kernels that take every call
-template <typename T, typename W>
-ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
+template <typename T, typename W, typename Out>
+ColumnGroups launch(const LayerNormBackwardRows<T, W, Out>& call, const Choice& choice, cudaStream_t stream);
 }  // namespace fallback_backward
 
 // layernorm_backward() by this kernel or not at all: the shootouts race them. false: it does not take such a call, and
 // nothing was done.
-template <typename T, typename Grad, typename W>
-bool layernorm_backward_by(Kernel kernel, const LayerNormBackward<T, Grad, W>& call, cudaStream_t stream);
+template <typename T, typename Grad, typename W, typename Out>
+bool layernorm_backward_by(Kernel kernel, const LayerNormBackward<T, Grad, W, Out>& call,
+                           cudaStream_t stream);
 
 }  // namespace llmc
 
@@ -158,11 +159,14 @@ template <typename T, typename W>
 constexpr bool kDrops = std::is_same_v<T, W> &&
                         (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>);
 
-template <typename T, typename W>
-Call packed(const LayerNormForwardRows<T, W>& call) {
-    int piece = piece_of<T, W>(
-        call.C | call.out_stride | call.inp_stride | call.residual_stride | call.inp2_stride,
-        bits_of(call.out, call.inp, call.residual, call.inp2), bits_of(call.weight, call.bias));
+template <typename T, typename W, typename Out>
+Call packed(const LayerNormForwardRows<T, W, Out>& call) {
+    constexpr bool mixed = !std::is_same_v<T, Out>;
+    int piece =
+        piece_of<T, W>(call.C | call.out_stride | call.inp_stride | call.residual_stride | call.inp2_stride,
+                       bits_of(call.inp, call.residual, call.inp2) | (mixed ? 0 : bits_of(call.out)),
+                       bits_of(call.weight, call.bias));
+    if (mixed && !aligned(call.out)) { piece = 1; }
     return {.N = call.N,
             .C = call.C,
             .bytes = sizeof(T),
@@ -170,20 +174,27 @@ Call packed(const LayerNormForwardRows<T, W>& call) {
             .same_weights = std::is_same_v<T, W>,
             .aligned_weights = aligned(call.weight, call.bias),
             .adds = call.residual != nullptr,
+            .mixed = mixed,
             .drops_apart = call.dropout.rows != nullptr &&
                            (!kDrops<T, W> || call.C > kThresholds.dropped_vectors * Vec<T>::size)};
 }
-template <typename T, typename W>
-Call packed(const LayerNormBackwardRows<T, W>& call) {
+template <typename T, typename W, typename Out>
+Call packed(const LayerNormBackwardRows<T, W, Out>& call) {
+    const uint64_t strides = call.C | call.dinp_stride | call.dout_stride | call.inp_stride |
+                             call.dropped_stride | call.copy_stride;
+    const uint64_t of_out = bits_of(call.dout, call.dropped, call.copy);
+    constexpr bool mixed = !std::is_same_v<T, Out>;
     int piece =
-        piece_of<T, W>(call.C | call.dinp_stride | call.dout_stride | call.inp_stride | call.dropped_stride,
-                       bits_of(call.dinp, call.dout, call.inp, call.dropped), bits_of(call.weight));
+        piece_of<T, W>(strides, bits_of(call.dinp, call.inp) | (mixed ? 0 : of_out), bits_of(call.weight));
+    // of 16-bit rows, too, whole vectors are copied
+    if (mixed && (strides % Vec<Out>::size != 0 || of_out % sizeof(Vec<Out>) != 0)) { piece = 1; }
     return {.N = call.N,
             .C = call.C,
             .bytes = sizeof(T),
             .piece = piece,
             .same_weights = std::is_same_v<T, W>,
             .adds = call.accumulate_dinp,
+            .mixed = mixed,
             .usual = call.columns && call.dinp != nullptr};
 }
 

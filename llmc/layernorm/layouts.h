@@ -223,6 +223,21 @@ inline constexpr TeamRingLayouts kTeamRing32[] = {
     {131072, kAll, {16,  8,  1, 4, 8, 3}, {16,  8,  1, 4, 8, 2}, "to 512 KB"},
     {229376, kAll, {16,  8,  1, 4, 14, 2, true}, {},                    "to 896 KB"}};
 
+// fp32 rows beside dout of 16 bits
+inline constexpr TeamRingLayouts kTeamRingMixed[] = {
+    {   256, kAll, { 1,  1, 12, 4, 2, 4}, { 1,  1, 12, 4, 2, 2}, "BERT tiny and mini"},
+    {   512, kAll, { 1,  2,  8, 4, 2, 2}, { 1,  2,  6, 4, 2, 2}, "Pythia, ViT-S, Whisper"},
+    {   768, kAll, { 1,  2,  6, 4, 3, 2}, { 1,  2,  4, 4, 3, 2}, "GPT-2, BERT, ViT-B"},
+    {  1024, kAll, { 1,  4,  3, 4, 2, 3}, { 1,  4,  3, 4, 2, 2}, "GPT-2, BERT, ViT-L"},
+    {  1280, kAll, { 1,  5,  3, 4, 2, 3}, { 1,  5,  2, 4, 2, 2}, "GPT-2, ViT-H, Whisper"},
+    {  1792, kAll, { 1,  7,  2, 4, 2, 3}, { 1,  7,  2, 4, 2, 2}, "GPT-2 XL, GPT-3, ViT-g, ViT-G"},
+    {  2048, kAll, { 1,  8,  2, 4, 2, 3}, { 1,  8,  1, 4, 2, 3}, "GPT-3, OPT, Pythia, Falcon, Llama"},
+    {  3072, kAll, { 1, 12,  1, 4, 2, 3}, { 1, 12,  1, 4, 2, 2}, "GPT-3, OPT, Pythia, Llama"},
+    {  4096, kAll, { 1, 16,  1, 4, 2, 3}, { 2,  8,  1, 4, 2, 3}, "GPT-3, OPT, Pythia, Llama"},
+    {  5120, kAll, { 2,  5,  2, 4, 4, 2}, { 2,  5,  1, 4, 4, 3}, "GPT-3, OPT, Pythia, Llama, Falcon"},
+    {  8192, kAll, { 4,  4,  2, 4, 4, 3}, { 4,  4,  2, 4, 4, 2}, "ViT-22B, OPT, Falcon, Llama"},
+    { 16384, kAll, { 8,  4,  2, 4, 4, 3}, { 8,  4,  2, 4, 4, 2}, "OPT, GPT-3, Falcon, Llama"}};
+
 // ---- backward/unaligned_rows.cuh -----------------------------------------------------------------
 
 // columns: of a lane. One block or a cluster shares a row. Of clusters the one is taken that

@@ -1,7 +1,8 @@
 # LayerNorm's kernels have an object for each type of rows, of sources that typed.sh writes.
 LAYERNORM_TYPED := $(foreach k,$(addprefix forward/,short_rows row_in_registers unaligned_rows fallback) \
     $(addprefix backward/,short_rows team_ring unaligned_rows fallback),$(foreach t,fp32 bf16 fp16,llmc/layernorm/$k.$t.cu)) \
-    llmc/layernorm/forward/fallback.fp64.cu llmc/layernorm/backward/fallback.fp64.cu
+    $(addprefix llmc/layernorm/,forward/fallback.fp64.cu backward/fallback.fp64.cu $(addsuffix .mixed.cu, \
+    forward/row_in_registers forward/fallback backward/team_ring backward/fallback))
 LAYERNORM_SOURCES := $(wildcard llmc/layernorm/*.cu llmc/layernorm/*ward/*.cu) $(LAYERNORM_TYPED)
 
 # emulated: what dev/emulate compiles for the CPU

@@ -1,11 +1,11 @@
 #!/bin/bash
 # Writes the source of one of LayerNorm's objects, build/typed/llmc/layernorm/forward/short_rows.bf16.cu: the kernel of
-# forward/short_rows.cuh for rows of bf16, beside weights of their type and of fp32.
+# forward/short_rows.cuh for rows of bf16, beside weights of their type and of fp32; mixed: rows of fp32, out or dout of 16 bits.
 set -eu
 name=${1##*/layernorm/}
 name=${name%.cu}
 kernel=${name%.*}
-declare -A types=([fp32]=float [bf16]=__nv_bfloat16 [fp16]=__half [fp64]=double)
+declare -A types=([fp32]=float [bf16]=__nv_bfloat16 [fp16]=__half [fp64]=double [mixed]=float)
 type=${types[${name##*.}]}
 result=bool rows=LayerNormForward
 case $kernel in
@@ -13,9 +13,12 @@ case $kernel in
     forward/short_rows | forward/row_in_registers) rows=LayerNormForwardRows ;;
 esac
 echo "#include \"llmc/layernorm/$kernel.cuh\""
-weights="$type float"
-case $type in float | double) weights=$type ;; esac
-for weights in $weights; do
-    echo "template $result llmc::${kernel#*/}_${kernel%/*}::launch(const llmc::$rows<$type, $weights>&,"
+pairs=("$type, $type" "$type, float")  # of rows and weights
+case ${name##*.} in
+    fp32 | fp64) pairs=("$type, $type") ;;
+    mixed) pairs=("float, float, __nv_bfloat16" "float, float, __half") ;;  # and of what is not of the rows' type
+esac
+for pair in "${pairs[@]}"; do
+    echo "template $result llmc::${kernel#*/}_${kernel%/*}::launch(const llmc::$rows<$pair>&,"
     echo "    const llmc::Choice&, cudaStream_t);"
 done

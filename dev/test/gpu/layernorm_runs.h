@@ -123,17 +123,17 @@ struct Tensors {
     }
 };
 
-template <typename T, typename Grad = T, typename W = T>
+template <typename T, typename Grad = T, typename W = T, typename Out = T>
 void launch_as(const Tensors& t, const Problem& p) {
     const Dropout dropout =
         dropout_of(p, p.form.drops ? (const DropoutRows*)t.dropout_rows->data() : nullptr);
     if (p.op == "layernorm_backward") {
-        auto call = backward_call<T, Grad, W>(t, p, t.scratch->data());
+        auto call = backward_call<T, Grad, W, Out>(t, p, t.scratch->data());
         call.dinp_sums = t.template rows<Grad>("dinp_sums").data;
         call.dropout = dropout;
         return layernorm_backward(call, kStream);
     }
-    layernorm_forward(forward_call<T, W>(t, p), kStream, dropout);
+    layernorm_forward(forward_call<T, W, Out>(t, p), kStream, dropout);
 }
 template <typename T>
 void launch_two_bytes(const Tensors& t, const Problem& p) {
@@ -143,6 +143,9 @@ void launch_two_bytes(const Tensors& t, const Problem& p) {
 inline void launch(const Tensors& t, const Problem& p) {
     switch (p.dtype) {
         case Dtype::kFp32:
+            if (p.form.out) {
+                return with_out(p.form, [&]<typename Out>() { launch_as<float, float, float, Out>(t, p); });
+            }
             return launch_as<float>(t, p);
         case Dtype::kBf16:
             return launch_two_bytes<bf16>(t, p);

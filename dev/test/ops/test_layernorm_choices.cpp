@@ -88,7 +88,7 @@ Facts backward_facts(const Case& c, const Choice& choice) {
                 .cluster = ring.cluster,
                 .warps = ring.warps,
                 .teams = ring.teams,
-                .shared = ring.teams * team_bytes(ring, streams_of(c.adds()), c.bytes),
+                .shared = ring.teams * team_bytes(ring, streams_of(c.adds()), c.bytes, c.bytes),
                 .registers = (ring.reread ? 2 : 3) * held + 30,
                 .rest = listed(ring.vector, ring.vectors, ring.stages)};
     }

@@ -59,10 +59,10 @@ __device__ Acc warp_sums(Acc (&x)[2 * kRowsAtOnce]) {
 // A block sums one group's rows in a tile of columns, its warps taking kRowsAtOnce rows in turn.
 // scratch: (2,groups,C) sums of dout xhat, dout by column, if `columns`; pairs (rows,tiles,2): sums of wdy,
 // wdy xhat over the tile of each row, unless null.
-template <int kV, typename T, typename W>
+template <int kV, typename T, typename W, typename Out>
 __global__ void __launch_bounds__(kBlock)
-    layernorm_backward_sums_kernel(LayerNormBackwardRows<T, W> call, RowRange rows, int groups, bool columns,
-                                   acc_t<T>* pairs) {
+    layernorm_backward_sums_kernel(LayerNormBackwardRows<T, W, Out> call, RowRange rows, int groups,
+                                   bool columns, acc_t<T>* pairs) {
     using Acc = acc_t<T>;
     constexpr int each = kEach<kV>, width = kTile<kV>;
     __shared__ Acc of_warps[2][kSumWarps][width];
@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(kBlock)
     Acc dw[each][kV]{}, db[each][kV]{};
     for (int64_t row = begin + warp * kRowsAtOnce; row < end; row += kSumWarps * kRowsAtOnce) {
         // zeros add nothing, if xhat is finite
-        Elements<T, kV> x[kRowsAtOnce][each]{}, dout[kRowsAtOnce][each]{};
+        Elements<T, kV> x[kRowsAtOnce][each]{};
+        Elements<Out, kV> dout[kRowsAtOnce][each]{};
         Acc m[kRowsAtOnce]{}, s[kRowsAtOnce]{}, sums[2 * kRowsAtOnce]{};
 #pragma unroll
         for (int r = 0; r < kRowsAtOnce; r++) {
@@ -141,12 +142,14 @@ __global__ void __launch_bounds__(kBlock)
 
 // Writes dinp, = or +=, in k accesses from column c, step apart, below end. c1, c2: the means over the row of
 // wdy, of wdy xhat. All is asked for before any of it is waited for.
-template <int kV, int k, typename T, typename W>
-__device__ void write_dinp(const LayerNormBackwardRows<T, W>& call, int64_t row, int64_t c, int step,
+template <int kV, int k, typename T, typename W, typename Out>
+__device__ void write_dinp(const LayerNormBackwardRows<T, W, Out>& call, int64_t row, int64_t c, int step,
                            int64_t end, acc_t<T> m, acc_t<T> s, acc_t<T> c1, acc_t<T> c2) {
     using Acc = acc_t<T>;
     T* dinp = call.dinp + row * call.dinp_stride;
-    Elements<T, kV> x[k]{}, dout[k]{}, before[k]{};
+    Elements<T, kV> x[k]{};
+    Elements<Out, kV> dout[k]{};
+    Elements<T, kV> before[k]{};
     Elements<W, kV> w[k];
 #pragma unroll
     for (int i = 0; i < k; i++) {
@@ -169,14 +172,19 @@ __device__ void write_dinp(const LayerNormBackwardRows<T, W>& call, int64_t row,
             if (call.accumulate_dinp) { result[j] += as_acc<Acc>(before[i], j); }
         }
         store_streaming(dinp + c + i * step, rounded<T>(result));
+        if constexpr (!std::is_same_v<T, Out>) {
+            if (call.copy != nullptr) {
+                store(call.copy + row * call.copy_stride + c + i * step, rounded<Out>(result));
+            }
+        }
     }
 }
 
 // A block writes `chunk` columns of a row whose sums over tiles are in pairs; each warp adds them for itself.
 // The last rows come first: some of them are still in L2.
-template <int kV, typename T, typename W>
+template <int kV, typename T, typename W, typename Out>
 __global__ void __launch_bounds__(kBlock)
-    layernorm_backward_dinp_kernel(LayerNormBackwardRows<T, W> call, RowRange rows, int chunk, int tiles,
+    layernorm_backward_dinp_kernel(LayerNormBackwardRows<T, W, Out> call, RowRange rows, int chunk, int tiles,
                                    const acc_t<T>* pairs) {
     using Acc = acc_t<T>;
     constexpr int at_once = kAtOnce<kV>, step = kBlock * kV;
@@ -198,18 +206,20 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 // a warp per row, which it reads twice
-template <int kV, typename T, typename W>
-__global__ void __launch_bounds__(kBlock) layernorm_backward_short_kernel(LayerNormBackwardRows<T, W> call) {
+template <int kV, typename T, typename W, typename Out>
+__global__ void __launch_bounds__(kBlock)
+    layernorm_backward_short_kernel(LayerNormBackwardRows<T, W, Out> call) {
     using Acc = acc_t<T>;
     int lane = threadIdx.x % kWarp, C = call.C;
     int64_t row = ((int64_t)blockIdx.x * kBlock + threadIdx.x) / kWarp;
     if (row >= call.N) { return; }
     const T* x = call.inp + row * call.inp_stride;
-    const T* dout = call.dout + row * call.dout_stride;
+    const Out* dout = call.dout + row * call.dout_stride;
     Acc m = mean_of(call, row), s = call.rstd[row], c1 = 0, c2 = 0;
 #pragma unroll 4
     for (unsigned c = lane * kV; c < (unsigned)C; c += kWarp * kV) {
-        auto a = load<kV>(x + c), d = load<kV>(dout + c);
+        auto a = load<kV>(x + c);
+        auto d = load<kV>(dout + c);
         auto w = load_or<kV, W>(call.weight, c, (W)1.0f);
 #pragma unroll
         for (int j = 0; j < kV; j++) {
@@ -227,8 +237,8 @@ __global__ void __launch_bounds__(kBlock) layernorm_backward_short_kernel(LayerN
 }
 
 // The columns first: dinp may take dout's place.
-template <int kV, typename T, typename W>
-int launch_two(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+template <int kV, typename T, typename W, typename Out>
+int launch_two(const LayerNormBackwardRows<T, W, Out>& call, cudaStream_t stream) {
     using Acc = acc_t<T>;
     // does the first kernel leave sums of rows, too? (Who wants no columns may give no scratch.)
     bool in_tiles = call.dinp != nullptr && call.C > kWarpColumns && call.scratch != nullptr;
@@ -273,12 +283,12 @@ ColumnGroups launch_one(const LayerNormBackwardRows<T, W>& call, const Choice& c
     return cp_async_teams::launch<kAccumulate>(call, choice, stream);
 }
 
-template <typename T, typename W>
-ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
+template <typename T, typename W, typename Out>
+ColumnGroups launch(const LayerNormBackwardRows<T, W, Out>& call, const Choice& choice, cudaStream_t stream) {
     if (choice.kernel == Kernel::kFallback) {
         return {choice.piece > 1 ? launch_two<Vec<T>::size>(call, stream) : launch_two<1>(call, stream)};
     }
-    if constexpr (!std::is_same_v<T, double>) {
+    if constexpr (!std::is_same_v<T, double> && std::is_same_v<T, Out>) {
         return call.accumulate_dinp ? launch_one<true>(call, choice, stream)
                                     : launch_one<false>(call, choice, stream);
     }

@@ -17,11 +17,13 @@ size_t layernorm_backward_scratch(int C) {
     return sets * sizeof(double) * kColumnGroups * (size_t)C;
 }
 
-template <typename T, typename W>
-ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
+template <typename T, typename W, typename Out>
+ColumnGroups launch(const LayerNormBackwardRows<T, W, Out>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
-        if (choice.kernel == Kernel::kShortRows) { return short_rows_backward::launch(call, choice, stream); }
         if (choice.kernel == Kernel::kTeamRing) { return team_ring_backward::launch(call, choice, stream); }
+    }
+    if constexpr (!std::is_same_v<T, double> && std::is_same_v<T, Out>) {
+        if (choice.kernel == Kernel::kShortRows) { return short_rows_backward::launch(call, choice, stream); }
         if (choice.kernel == Kernel::kUnalignedRows) {
             return unaligned_rows_backward::launch(call, choice, stream);
         }
@@ -30,11 +32,12 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
 }
 
 // the call that the kernels are given; dweight, dbias and dinp_sums, whose type alone differs, stay with what adds them up
-template <typename T, typename Grad, typename W>
-LayerNormBackwardRows<T, W> rows_of(const LayerNormBackward<T, Grad, W>& given) {
-    LayerNormBackwardRows<T, W> call{std::bit_cast<LayerNormBackward<T, float, W>>(given)};
+template <typename T, typename Grad, typename W, typename Out>
+LayerNormBackwardRows<T, W, Out> rows_of(const LayerNormBackward<T, Grad, W, Out>& given) {
+    LayerNormBackwardRows<T, W, Out> call{std::bit_cast<LayerNormBackward<T, float, W, Out>>(given)};
     call.dweight = call.dbias = call.dinp_sums = nullptr;
-    for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride, &call.dropped_stride}) {
+    for (int64_t* stride :
+         {&call.dinp_stride, &call.dout_stride, &call.inp_stride, &call.dropped_stride, &call.copy_stride}) {
         if (*stride == 0) { *stride = call.C; }
     }
     if (call.rms) { call.mean = call.rstd; }  // something to read
@@ -49,8 +52,8 @@ LayerNormBackwardRows<T, W> rows_of(const LayerNormBackward<T, Grad, W>& given) 
 }
 
 // by this kernel, or where that is none the one that is chosen; false: it does not take the call
-template <typename T, typename Grad, typename W>
-bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Kernel>& by,
+template <typename T, typename Grad, typename W, typename Out>
+bool backward(const LayerNormBackward<T, Grad, W, Out>& given, const std::optional<Kernel>& by,
               cudaStream_t stream, Branch* branch) {
     using Acc = acc_t<T>;
     require(given.C > 0 && given.N >= 0, "layernorm_backward: C must be positive, N not negative");
@@ -60,7 +63,10 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
     require((given.dropped != nullptr) == (given.dropout.rows != nullptr) &&
                 (given.dropped == nullptr || given.dinp != nullptr),
             "layernorm_backward: dropped, dropout and dinp go together");
-    const LayerNormBackwardRows<T, W> call = rows_of(given);
+    require(given.copy == nullptr ||
+                (!std::is_same_v<T, Out> && given.dinp != nullptr && given.dropped == nullptr),
+            "layernorm_backward: copy is of dinp, of 16 bits beside rows of float, and without dropout");
+    const LayerNormBackwardRows<T, W, Out> call = rows_of(given);
     ColumnGroups groups;
     if (call.N > 0) {
         const Call shape = packed(call);
@@ -93,13 +99,15 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
     return true;
 }
 
-template <typename T, typename Grad, typename W>
-void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream, Branch* branch) {
+template <typename T, typename Grad, typename W, typename Out>
+void layernorm_backward(const LayerNormBackward<T, Grad, W, Out>& given, cudaStream_t stream,
+                        Branch* branch) {
     backward(given, {}, stream, branch);
 }
 
-template <typename T, typename Grad, typename W>
-bool layernorm_backward_by(Kernel kernel, const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream) {
+template <typename T, typename Grad, typename W, typename Out>
+bool layernorm_backward_by(Kernel kernel, const LayerNormBackward<T, Grad, W, Out>& given,
+                           cudaStream_t stream) {
     return backward(given, kernel, stream, nullptr);
 }
 
@@ -112,6 +120,9 @@ template void layernorm_backward(const LayerNormBackward<__half, float, __half>&
 template void layernorm_backward(const LayerNormBackward<__half, __half, __half>&, cudaStream_t, Branch*);
 template void layernorm_backward(const LayerNormBackward<__half, float, float>&, cudaStream_t, Branch*);
 template void layernorm_backward(const LayerNormBackward<double, double, double>&, cudaStream_t, Branch*);
+template void layernorm_backward(const LayerNormBackward<float, float, float, bf16>&, cudaStream_t, Branch*);
+template void layernorm_backward(const LayerNormBackward<float, float, float, __half>&, cudaStream_t,
+                                 Branch*);
 template bool layernorm_backward_by(Kernel, const LayerNormBackward<float, float, float>&, cudaStream_t);
 template bool layernorm_backward_by(Kernel, const LayerNormBackward<bf16, bf16, bf16>&, cudaStream_t);
 template bool layernorm_backward_by(Kernel, const LayerNormBackward<__half, __half, __half>&, cudaStream_t);

@@ -34,9 +34,12 @@ struct Dropping : L {
     static constexpr bool drops = true;
 };
 
-// A row's columns of inp, of dout, and for += of dinp, L::columns apart; from somewhere in the first line on.
-template <typename L, int kStreams, typename T>
-using Stage = T[kStreams * L::columns + kLine<T>];
+// A row's columns of inp, of dout, and for += of dinp, L::columns of each; from somewhere in the first line on. Dout is of
+// Out, of which kDout are as long as a block's columns.
+template <typename L, typename T, typename Out>
+constexpr int kDout = L::columns * sizeof(Out) / sizeof(T);
+template <typename L, int kStreams, typename T, typename Out>
+using Stage = T[(kStreams - 1) * L::columns + kDout<L, T, Out> + kLine<T>];
 
 // Worked out wherever few lanes need it: who kept it would keep it in every lane. most: columns of a block, but for the last
 template <typename L>
@@ -55,9 +58,9 @@ __device__ T* place(T* stage, const T* dinp) {
 }
 
 // what a team has of shared memory
-template <typename L, int kStreams, typename T>
+template <typename L, int kStreams, typename T, typename Out>
 struct alignas(kLineBytes) Team {
-    Stage<L, kStreams, T> stage[L::stages];
+    Stage<L, kStreams, T, Out> stage[L::stages];
     uint64_t full[L::stages];               // a stage has come
     uint64_t summed[2];                     // all pairs of a row have come, by parity
     alignas(16) float2 pairs[2][L::pairs];  // each warp's sums, by row parity
@@ -114,8 +117,8 @@ __device__ float2 sum_of_pairs(const float2* slots) {
 // Sums over the row's warps in all blocks of its cluster, the same in each lane. After it all of the block's warps
 // have read the stage: a warp's sums need every value of the row that it loads, but those of `before`, which the fence
 // is for. (reread: the fence is for the stage of the row before this one, which they have then read for the second time.)
-template <typename L, int kStreams, typename T>
-__device__ float2 exchange(Team<L, kStreams, T>& team, int turn, float2 lane_sums) {
+template <typename L, int kStreams, typename T, typename Out>
+__device__ float2 exchange(Team<L, kStreams, T, Out>& team, int turn, float2 lane_sums) {
     int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % L::warps, parity = turn % 2;
     float2* slots = team.pairs[parity];
     if constexpr (kStreams == 3 || (L::reread && !L::soon)) { fence_proxy_async(); }
@@ -138,17 +141,17 @@ __device__ float2 exchange(Team<L, kStreams, T>& team, int turn, float2 lane_sum
 }
 
 // One lane of a team asks for the block's columns of a row.
-template <typename L, int kStreams, typename T, typename W>
-__device__ void fetch(const LayerNormBackwardRows<T, W>& call, int most, int64_t row,
-                      Stage<L, kStreams, T>& stage, uint64_t* full) {
+template <typename L, int kStreams, typename T, typename W, typename Out>
+__device__ void fetch(const LayerNormBackwardRows<T, W, Out>& call, int most, int64_t row,
+                      Stage<L, kStreams, T, Out>& stage, uint64_t* full) {
     Slice slice = slice_of<L>(most, call.C);
-    uint32_t bytes = slice.columns * (uint32_t)sizeof(T);
+    uint32_t bytes = slice.columns * (uint32_t)sizeof(T), of_dout = slice.columns * (uint32_t)sizeof(Out);
     const T* dinp = call.dinp + row * call.dinp_stride + slice.begin;
     T* to = place(&stage[0], dinp);
-    mbarrier_arrive_expect(full, kStreams * bytes);
+    mbarrier_arrive_expect(full, (kStreams - 1) * bytes + of_dout);
     bulk_copy(to, call.inp + row * call.inp_stride + slice.begin, bytes, full);
-    bulk_copy(to + L::columns, call.dout + row * call.dout_stride + slice.begin, bytes, full);
-    if constexpr (kStreams == 3) { bulk_copy(to + 2 * L::columns, dinp, bytes, full); }
+    bulk_copy(to + L::columns, call.dout + row * call.dout_stride + slice.begin, of_dout, full);
+    if constexpr (kStreams == 3) { bulk_copy(to + L::columns + kDout<L, T, Out>, dinp, bytes, full); }
 }
 
 // what a lane keeps of one row between its halves, and of all rows to the end
@@ -192,16 +195,26 @@ __device__ void one_at_a_time(X& weight) {
     hide_from_optimizer(weight);
 }
 
-// First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat. row: in the
-// stage, from the lane's first column on; left: columns from there on. Vectors beyond those add nothing.
-template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-__device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T* row, int left, float m, float s) {
+// A lane's dout in the stage, given its inp there, from its first column of the block's on.
+template <typename L, typename Out, typename T>
+__device__ const Out* dout_of(const T* row, int first) {
+    return reinterpret_cast<const Out*>(row - first + L::columns) + first;
+}
+
+// First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat. row, dout: in
+// the stage, from the lane's first column on; left: columns from there on. Vectors beyond those add nothing.
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W, typename Out>
+__device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T* row, const Out* dout, int left,
+                           float m, float s) {
     float2 sums = kNothing;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         if constexpr (L::reread) { one_at_a_time(held.weight[i]); }
-        auto x = load<L::n>(row + i * L::step), d = load<L::n>(row + L::columns + i * L::step);
-        if constexpr (kAccumulate) { held.before[i] = load<L::n>(row + 2 * L::columns + i * L::step); }
+        auto x = load<L::n>(row + i * L::step);
+        auto d = load<L::n>(dout + i * L::step);
+        if constexpr (kAccumulate) {
+            held.before[i] = load<L::n>(row + L::columns + kDout<L, T, Out> + i * L::step);
+        }
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
             float dy = as_float(d, j), xhat = (as_float(x, j) - m) * s, wdy = dy * held.weight_of(i, j);
@@ -221,17 +234,18 @@ __device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T* row,
 }
 
 // Second half: dinp from the row's means of wdy and of wdy xhat. Both destinations begin with the lane's first column, which is
-// `column` of the row; dropped and mask: without dropout not used.
-template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-__device__ void write_row(T* dinp, T* dropped, int column, const DropoutRow& mask,
-                          Held<L, kAccumulate, kSum, T, W>& held, const T* row, int left, float c1, float c2,
-                          float m, float s) {
+// `column` of the row; second: for what is dropped, or for the copy if not null; mask: without dropout not used.
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W, typename Out>
+__device__ void write_row(T* dinp, Out* second, int column, const DropoutRow& mask,
+                          Held<L, kAccumulate, kSum, T, W>& held, const T* row, const Out* dout, int left,
+                          float c1, float c2, float m, float s) {
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         auto &xhat = held.xhat[i % held.kRow], &wdy = held.wdy[i % held.kRow];
         if constexpr (L::reread) {
             one_at_a_time(held.weight[i]);
-            auto x = load<L::n>(row + i * L::step), d = load<L::n>(row + L::columns + i * L::step);
+            auto x = load<L::n>(row + i * L::step);
+            auto d = load<L::n>(dout + i * L::step);
 #pragma unroll
             for (int j = 0; j < L::n; j++) {
                 xhat[j] = (as_float(x, j) - m) * s;
@@ -251,7 +265,12 @@ __device__ void write_row(T* dinp, T* dropped, int column, const DropoutRow& mas
 #pragma unroll
             for (int j = 0; j < L::n; j++) { result[j] = as_float(stored, j) * factors[j]; }
             stored = rounded<T>(result);
-            if (left > i * L::step) { store(dropped + i * L::step, stored); }
+            if (left > i * L::step) { store(second + i * L::step, stored); }
+        }
+        if constexpr (!std::is_same_v<T, Out>) {
+            if (second != nullptr && left > i * L::step) {
+                store(second + i * L::step, rounded<Out>(result));
+            }
         }
         if constexpr (kSum) {
 #pragma unroll
@@ -314,9 +333,9 @@ __device__ void write_outputs(const ColumnOutputs& outputs, const HeldT& held, i
 }
 
 // a team's sums over its rows: of a call's only row to where the call wants them, else see write_sums
-template <typename L, int apart, typename T, typename W, typename HeldT>
-__device__ void write_columns(const LayerNormBackwardRows<T, W>& call, float* of_teams, const HeldT& held,
-                              int team, int first, int most) {
+template <typename L, int apart, typename T, typename W, typename Out, typename HeldT>
+__device__ void write_columns(const LayerNormBackwardRows<T, W, Out>& call, float* of_teams,
+                              const HeldT& held, int team, int first, int most) {
     Slice slice = slice_of<L>(most, call.C);
     if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
         write_sums<L, apart>(of_teams, (float*)call.scratch, held, team, first, slice.begin, slice.columns,
@@ -328,16 +347,26 @@ __device__ void write_columns(const LayerNormBackwardRows<T, W>& call, float* of
     }
 }
 
+// Where what is dropped of a row, or the copy of it, goes from this column on; null: there is none.
+template <typename L, typename T, typename W, typename Out>
+__device__ Out* second_of(const LayerNormBackwardRows<T, W, Out>& call, int64_t row, int column) {
+    if constexpr (L::drops) { return call.dropped + row * call.dropped_stride + column; }
+    if constexpr (!std::is_same_v<T, Out>) {
+        if (call.copy != nullptr) { return call.copy + row * call.copy_stride + column; }
+    }
+    return nullptr;
+}
+
 // A block's whole work in one function, of more than 60 lines: fetches, sums and rows share the ring's state in registers.
-template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most, int in_flight) {
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W, typename Out>
+__device__ void backward_rows(const LayerNormBackwardRows<T, W, Out>& call, int most, int in_flight) {
     constexpr int kStreams = kAccumulate ? 3 : 2;  // all of a kernel: its parts share registers
     extern __shared__ __align__(128) unsigned char memory[];
     int number = threadIdx.x / L::team_threads, first = (int)threadIdx.x % L::team_threads * L::n;
-    uint32_t memory_of_team = shared_address(memory) + number * (uint32_t)sizeof(Team<L, kStreams, T>);
+    uint32_t memory_of_team = shared_address(memory) + number * (uint32_t)sizeof(Team<L, kStreams, T, Out>);
     // else it is worked out for each row, which short ones feel
     if constexpr (L::k <= 2) { hide_from_optimizer(memory_of_team); }
-    auto& team = *static_cast<Team<L, kStreams, T>*>(__cvta_shared_to_generic(memory_of_team));
+    auto& team = *static_cast<Team<L, kStreams, T, Out>*>(__cvta_shared_to_generic(memory_of_team));
     auto [begin, columns] = slice_of<L>(most, call.C);
     int left = columns - first;
     int64_t groups = gridDim.x / L::cluster, row = blockIdx.x / L::cluster + number * groups,
@@ -379,14 +408,14 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
         float2 ms = statistics.of(turn);
         const T* here = place(&team.stage[stage_of(turn)][0], dinp) + first;
         mbarrier_wait(&team.full[stage_of(turn)], (unsigned)turn / L::stages % 2);
-        float2 sums = read_row<L>(held, here, left, ms.x, ms.y);
+        const Out* dout = dout_of<L, Out>(here, first);
+        float2 sums = read_row<L>(held, here, dout, left, ms.x, ms.y);
         sums = exchange(team, turn, sums);
         if (call.rms) { sums.x = 0; }
         if constexpr (!L::soon) { refill(L::reread ? turn - 1 : turn); }
         const DropoutRow mask(call.dropout, row + turn * step, call.C);
-        T* dropped =
-            L::drops ? call.dropped + (row + turn * step) * call.dropped_stride + begin + first : nullptr;
-        write_row<L>(dinp + first, dropped, begin + first, mask, held, here, left, sums.x * per_column,
+        Out* second = second_of<L>(call, row + turn * step, begin + first);
+        write_row<L>(dinp + first, second, begin + first, mask, held, here, dout, left, sums.x * per_column,
                      sums.y * per_column, ms.x, ms.y);
         if constexpr (L::soon) {
             fence_proxy_async();
@@ -400,20 +429,20 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
     if constexpr (L::cluster > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
 }
 
-template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W, typename Out>
 __global__ void __launch_bounds__(L::threads, 1)
-    layernorm_backward_kernel(LayerNormBackwardRows<T, W> call, int most, int in_flight) {
+    layernorm_backward_kernel(LayerNormBackwardRows<T, W, Out> call, int most, int in_flight) {
     // where fewer have been seen to be faster: rows_in_flight(); for the others the compiler knows how many
     constexpr bool fewer = sizeof(T) == 2 && !kAccumulate && !L::reread && L::stages > 2;
     if constexpr (!fewer) { in_flight = L::stages; }
     if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, most, in_flight); }
 }
 
-template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
-    constexpr int streams = kAccumulate ? 3 : 2, team = sizeof(Team<L, streams, T>);
-    static_assert(team == team_bytes(L::ring, streams, sizeof(T)));
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W, typename Out>
+ColumnGroups launch(const LayerNormBackwardRows<T, W, Out>& call, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W, Out>;
+    constexpr int streams = kAccumulate ? 3 : 2, team = sizeof(Team<L, streams, T, Out>);
+    static_assert(team == team_bytes(L::ring, streams, sizeof(T), sizeof(Out)));
     int bytes = std::max(L::teams * team, alone_bytes());
     LaunchConfig config{1, L::threads, (size_t)bytes, stream, L::cluster, true};
     int groups = (int)std::min<int64_t>(groups_at_once<kernel>(config), call.N);
@@ -422,24 +451,25 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     // of whole 32 bytes, which is what memory moves at least: a sector shared by two blocks costs 5 %
     constexpr int unit = (L::cluster > 1 ? 2 : 1) * Vec<T>::size;
     int slice = ceil_div(ceil_div(call.C, L::cluster), unit) * unit;
-    int in_flight = rows_in_flight(L::cluster, L::teams, L::stages, streams * slice * (int)sizeof(T));
+    int in_flight = rows_in_flight(L::cluster, L::teams, L::stages,
+                                   slice * (int)((streams - 1) * sizeof(T) + sizeof(Out)));
     config.launch(kernel, call, slice, in_flight);
     return {groups, true, kSum, L::drops, call.of_one_row.given};
 }
 
 // With dropout or without. Rows that a cluster shares have none, nor has = in pairs of columns: there registers lack.
-template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-ColumnGroups launch_form(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    if constexpr (kDrops<T, W> && L::cluster == 1 && (L::n > 2 || kAccumulate)) {
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W, typename Out>
+ColumnGroups launch_form(const LayerNormBackwardRows<T, W, Out>& call, cudaStream_t stream) {
+    if constexpr (kDrops<T, W> && std::is_same_v<T, Out> && L::cluster == 1 && (L::n > 2 || kAccumulate)) {
         if (call.dropped != nullptr) { return launch<Dropping<L>, kAccumulate, kSum>(call, stream); }
     }
     return launch<L, kAccumulate, kSum>(call, stream);
 }
 
-template <typename T, typename W>
-ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
-    constexpr bool same = std::is_same_v<T, W>;
-    static constexpr auto table = for_bytes(sizeof(T), layouts::kTeamRing16, layouts::kTeamRing32);
+template <typename T, typename W, typename Out>
+ColumnGroups launch(const LayerNormBackwardRows<T, W, Out>& call, const Choice& choice, cudaStream_t stream) {
+    constexpr bool same = std::is_same_v<T, W>, mixed = !std::is_same_v<T, Out>;
+    static constexpr auto table = team_rings(sizeof(T), mixed);
     return with_constant<0, table.size()>(choice.layout, [&]<int i>() {
         if constexpr (table[i].is_for(!same)) {
             if (!call.accumulate_dinp) {
@@ -447,7 +477,8 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
             }
             if constexpr (table[i].adds()) {
                 using Add = Layout<table[i].add>;
-                constexpr bool sums = same && table[i].columns <= kSummedColumns;  // in kernels of their own
+                constexpr bool sums =
+                    same && !mixed && table[i].columns <= kSummedColumns;  // in kernels of their own
                 return sums && call.sum_dinp ? launch_form<Add, true, sums>(call, stream)
                                              : launch_form<Add, true, false>(call, stream);
             }

@@ -41,16 +41,16 @@ __device__ MomentsIn<Acc> moments_of_block(const MomentsIn<Acc>& mine, int C) {
 // ---- a row --------------------------------------------------------------------------------------------
 
 // The row's first element. Any would do as the shift; then a constant row's differences are exactly 0. RMSNorm takes none off.
-template <typename T, typename W>
-__device__ acc_t<T> shift_of_row(const LayerNormForward<T, W>& call, int64_t row) {
+template <typename T, typename W, typename Out>
+__device__ acc_t<T> shift_of_row(const LayerNormForward<T, W, Out>& call, int64_t row) {
     return call.rms ? acc_t<T>(0) : as_acc<acc_t<T>>(load<1>(call.inp + row * call.inp_stride), 0);
 }
 
 // Writes k accesses of a row, from column c, step apart, as they are normalised; x: the row. All is asked for
 // before any of it is waited for.
-template <int n, int k, typename T, typename W>
-__device__ void normalise(const LayerNormForward<T, W>& call, int64_t row, const T* x, int64_t c, int step,
-                          const NormalIn<acc_t<T>>& normal) {
+template <int n, int k, typename T, typename W, typename Out>
+__device__ void normalise(const LayerNormForward<T, W, Out>& call, int64_t row, const T* x, int64_t c,
+                          int step, const NormalIn<acc_t<T>>& normal) {
     Elements<T, n> a[k]{};
     Elements<W, n> w[k], b[k];
     unrolled<k>([&](int i) {
@@ -63,14 +63,14 @@ __device__ void normalise(const LayerNormForward<T, W>& call, int64_t row, const
     for (int i = 0; i < k; i++) {
         if (c + i * step >= call.C) { continue; }
         store_streaming(call.out + row * call.out_stride + c + i * step,
-                        normalised(a[i], w[i], b[i], normal));
+                        normalised<Out>(a[i], w[i], b[i], normal));
     }
 }
 
 // ---- a warp per row: the mean, then the squares about it, then the row is written ---------------------
 
-template <int kV, typename T, typename W>
-__global__ void __launch_bounds__(kBlock) layernorm_forward_warp_kernel(LayerNormForward<T, W> call) {
+template <int kV, typename T, typename W, typename Out>
+__global__ void __launch_bounds__(kBlock) layernorm_forward_warp_kernel(LayerNormForward<T, W, Out> call) {
     using Acc = acc_t<T>;
     int lane = threadIdx.x % kWarp, C = call.C;
     int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
@@ -99,9 +99,9 @@ __global__ void __launch_bounds__(kBlock) layernorm_forward_warp_kernel(LayerNor
 // ---- a block per row ---------------------------------------------------------------------------------
 
 // of what this thread has of a piece, which may be nothing: kEach accesses from column `from`, blockDim.x apart
-template <int kV, typename T, typename W>
-__device__ MomentsIn<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& call, int64_t row, int64_t from,
-                                                acc_t<T> shift) {
+template <int kV, typename T, typename W, typename Out>
+__device__ MomentsIn<acc_t<T>> moments_of_piece(const LayerNormForward<T, W, Out>& call, int64_t row,
+                                                int64_t from, acc_t<T> shift) {
     using Acc = acc_t<T>;
     constexpr int k = kEach<kV>;
     Elements<T, kV> x[k]{};
@@ -125,9 +125,9 @@ __device__ MomentsIn<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& ca
     return {shift, m, squares[0] + squares[1], (Acc)count};
 }
 
-template <int kV, typename T, typename W>
+template <int kV, typename T, typename W, typename Out>
 __global__ void __launch_bounds__(kMostThreads, 1)
-    layernorm_forward_block_kernel(LayerNormForward<T, W> call) {
+    layernorm_forward_block_kernel(LayerNormForward<T, W, Out> call) {
     using Acc = acc_t<T>;
     int step = blockDim.x * kV;
     int64_t row = blockIdx.x, piece = kEach<kV> * step, first = threadIdx.x * kV;
@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     }
 }
 
-template <int kV, typename T, typename W>
-void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+template <int kV, typename T, typename W, typename Out>
+void launch(const LayerNormForward<T, W, Out>& call, cudaStream_t stream) {
     int accesses = ceil_div(call.C, kV);
     if (accesses <= kWarpAccesses) {
         layernorm_forward_warp_kernel<kV>
@@ -160,8 +160,8 @@ void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     check_launch();
 }
 
-template <typename T, typename W>
-bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
+template <typename T, typename W, typename Out>
+bool launch(const LayerNormForward<T, W, Out>& call, const Choice& choice, cudaStream_t stream) {
     choice.piece > 1 ? launch<Vec<T>::size>(call, stream) : launch<1>(call, stream);
     return true;
 }

@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kSumBlock) layernorm_residual_kernel(Sum<T> ca
     }
 }
 
-template <typename T, typename W>
-void add_residual(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+template <typename T, typename W, typename Out>
+void add_residual(const LayerNormForward<T, W, Out>& call, cudaStream_t stream) {
     constexpr int kV = Vec<T>::size;
     Sum<T> sum = {call.residual, call.inp, call.inp2,
                   call.N,        call.C,   {call.residual_stride, call.inp_stride, call.inp2_stride}};
@@ -55,10 +55,10 @@ void add_residual(const LayerNormForward<T, W>& call, cudaStream_t stream) {
 }
 
 // writes the residual; the call that is left to do
-template <typename T, typename W>
-LayerNormForward<T, W> sum_first(LayerNormForwardRows<T, W> call, cudaStream_t stream) {
+template <typename T, typename W, typename Out>
+LayerNormForward<T, W, Out> sum_first(LayerNormForwardRows<T, W, Out> call, cudaStream_t stream) {
     if (call.dropout.rows == nullptr) {
-        add_residual<T, W>(call, stream);
+        add_residual<T, W, Out>(call, stream);
     } else {
         layernorm_add_dropped(call.residual, call.inp, call.inp2, call.N, call.C,
                               {call.residual_stride, call.inp_stride, call.inp2_stride}, call.dropout,
@@ -72,13 +72,15 @@ LayerNormForward<T, W> sum_first(LayerNormForwardRows<T, W> call, cudaStream_t s
     return call;
 }
 
-template <typename T, typename W>
-bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
+template <typename T, typename W, typename Out>
+bool launch(const LayerNormForwardRows<T, W, Out>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
-        if (choice.kernel == Kernel::kShortRows) { return short_rows_forward::launch(call, choice, stream); }
         if (choice.kernel == Kernel::kRowInRegisters) {
             return row_in_registers_forward::launch(call, choice, stream);
         }
+    }
+    if constexpr (!std::is_same_v<T, double> && std::is_same_v<T, Out>) {
+        if (choice.kernel == Kernel::kShortRows) { return short_rows_forward::launch(call, choice, stream); }
         if (choice.kernel == Kernel::kUnalignedRows) {
             return unaligned_rows_forward::launch<T, W>(call, choice, stream);
         }
@@ -87,12 +89,12 @@ bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaSt
         layernorm_forward(sum_first(call, stream), stream);
         return true;
     }
-    return fallback_forward::launch<T, W>(call, choice, stream);
+    return fallback_forward::launch<T, W, Out>(call, choice, stream);
 }
 
 // by this kernel, or where that is none the one that is chosen; false: it does not take the call
-template <typename T, typename W>
-bool forward(LayerNormForwardRows<T, W> call, const std::optional<Kernel>& by, cudaStream_t stream) {
+template <typename T, typename W, typename Out>
+bool forward(LayerNormForwardRows<T, W, Out> call, const std::optional<Kernel>& by, cudaStream_t stream) {
     require(call.C > 0 && call.N >= 0, "layernorm_forward: C must be positive, N not negative");
     require((call.residual != nullptr) == (call.inp2 != nullptr),
             "layernorm_forward: residual and inp2 go together");
@@ -111,14 +113,14 @@ bool forward(LayerNormForwardRows<T, W> call, const std::optional<Kernel>& by, c
 
 }  // namespace
 
-template <typename T, typename W>
-void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream, const Dropout& dropout) {
-    forward(LayerNormForwardRows<T, W>{call, dropout}, {}, stream);
+template <typename T, typename W, typename Out>
+void layernorm_forward(const LayerNormForward<T, W, Out>& call, cudaStream_t stream, const Dropout& dropout) {
+    forward(LayerNormForwardRows<T, W, Out>{call, dropout}, {}, stream);
 }
 
-template <typename T, typename W>
-bool layernorm_forward_by(Kernel kernel, const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    return forward(LayerNormForwardRows<T, W>{call}, kernel, stream);
+template <typename T, typename W, typename Out>
+bool layernorm_forward_by(Kernel kernel, const LayerNormForward<T, W, Out>& call, cudaStream_t stream) {
+    return forward(LayerNormForwardRows<T, W, Out>{call}, kernel, stream);
 }
 
 using bf16 = __nv_bfloat16;
@@ -128,6 +130,8 @@ template void layernorm_forward(const LayerNormForward<bf16, float>&, cudaStream
 template void layernorm_forward(const LayerNormForward<__half, __half>&, cudaStream_t, const Dropout&);
 template void layernorm_forward(const LayerNormForward<__half, float>&, cudaStream_t, const Dropout&);
 template void layernorm_forward(const LayerNormForward<double, double>&, cudaStream_t, const Dropout&);
+template void layernorm_forward(const LayerNormForward<float, float, bf16>&, cudaStream_t, const Dropout&);
+template void layernorm_forward(const LayerNormForward<float, float, __half>&, cudaStream_t, const Dropout&);
 template bool layernorm_forward_by(Kernel, const LayerNormForward<float, float>&, cudaStream_t);
 template bool layernorm_forward_by(Kernel, const LayerNormForward<bf16, bf16>&, cudaStream_t);
 template bool layernorm_forward_by(Kernel, const LayerNormForward<__half, __half>&, cudaStream_t);

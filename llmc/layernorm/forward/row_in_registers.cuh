@@ -120,8 +120,8 @@ __device__ void store_row(T* p, const Elements<T, L::n>& x) {
 constexpr int kResidualVectors = 3;  // of a long row's second input that are asked for ahead; alone, all are
 
 // of inp, or of inp + inp2 rounded, which is written to residual
-template <typename L, bool kResidual, typename T, typename W>
-__device__ void load_part(Part<L, T>& part, const CallOf<L, T, W>& call, int64_t row) {
+template <typename L, bool kResidual, typename T, typename Call>
+__device__ void load_part(Part<L, T>& part, const Call& call, int64_t row) {
     const T* inp = call.inp + row * call.inp_stride + part.first;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
@@ -251,14 +251,14 @@ template <typename L, bool kResidual, typename T>
 constexpr bool kPrefetches =
     kSm90 && !L::alone && !(L::is_long && kResidual) && L::columns * sizeof(T) > 3072;
 
-template <typename L, bool kResidual, typename T, typename W>
-__device__ void normalise_row(const CallOf<L, T, W>& call, const Extra& extra, int64_t row, int first) {
+template <typename L, bool kResidual, typename T, typename W, typename Out>
+__device__ void normalise_row(const CallOf<L, T, W, Out>& call, const Extra& extra, int64_t row, int first) {
     constexpr int early_weights = kEarly<1, L, T, W>, early_biases = kEarly<2, L, T, W>;
     Part<L, T> part;
     part.first = first;
     part.C = call.C;
     if constexpr (kSm90) { dependency_wait(); }
-    load_part<L, kResidual, T, W>(part, call, row);
+    load_part<L, kResidual>(part, call, row);
     float per_column = extra.per_column;
     Parameter<L, W> weights(call.weight, or_ones(call.weight), first);
     Parameter<L, W> biases(call.bias, or_zeros(call.bias), first);
@@ -286,7 +286,7 @@ __device__ void normalise_row(const CallOf<L, T, W>& call, const Extra& extra, i
     if (L::by_cluster ? first == 0 : threadIdx.x % (L::warps * kWarp) == 0) {
         write_statistics(call, row, normal);
     }
-    T* out = call.out + row * call.out_stride + first;
+    Out* out = call.out + row * call.out_stride + first;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         if (!part.has(i)) { continue; }
@@ -304,7 +304,7 @@ __device__ void normalise_row(const CallOf<L, T, W>& call, const Extra& extra, i
             float xhat = normal.xhat(unpacked<L>(part.x[i], j, extra.third));
             y[j] = fmaf(xhat, weights.as_float(w, j), biases.as_float(b, j));
         });
-        store_row<L>(out + i * L::step, rounded<T>(y));
+        store_row<L>(out + i * L::step, rounded<Out>(y));
     }
 }
 
@@ -315,29 +315,29 @@ constexpr int blocks_of() {
     return L::blocks_per_sm * (4 - more) / 4 > 1 ? L::blocks_per_sm * (4 - more) / 4 : 1;
 }
 
-template <typename L, bool kResidual, typename T, typename W>
+template <typename L, bool kResidual, typename T, typename W, typename Out>
 __global__ void __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>()))
-    layernorm_forward_kernel(CallOf<L, T, W> call, Extra extra) {
+    layernorm_forward_kernel(CallOf<L, T, W, Out> call, Extra extra) {
     if constexpr (!L::is_long) { prefetch_parameters(call); }
     if constexpr (!L::by_cluster) {
         int thread = threadIdx.x % (L::warps * kWarp);
         int64_t row = (int64_t)blockIdx.x * L::teams + threadIdx.x / (L::warps * kWarp);
-        if (row < call.N) { normalise_row<L, kResidual, T, W>(call, extra, row, thread * L::n); }
+        if (row < call.N) { normalise_row<L, kResidual, T, W, Out>(call, extra, row, thread * L::n); }
     } else if constexpr (L::cluster == 1 || kSm90) {
         if constexpr (L::cluster > 1) { Meeting<L::cluster, L::parts>::place().open(); }
         int first = (blockIdx.x % L::cluster * L::threads + threadIdx.x) * L::n;
-        normalise_row<L, kResidual, T, W>(call, extra, blockIdx.x / L::cluster, first);
+        normalise_row<L, kResidual, T, W, Out>(call, extra, blockIdx.x / L::cluster, first);
     }
 }
 
-template <typename L, bool kResidual, typename T, typename W>
-bool launch(const LayerNormForwardRows<T, W>& call, cudaStream_t stream) {
-    constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
+template <typename L, bool kResidual, typename T, typename W, typename Out>
+bool launch(const LayerNormForwardRows<T, W, Out>& call, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, T, W, Out>;
     unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::teams) * L::cluster);
     const LaunchConfig config{blocks, L::threads, 0, stream, L::cluster, runs_hopper_code(kernel)};
     int under_way = rows_under_way<kernel>(config, blocks_of<L, kResidual, T, W>() * L::teams);
     if (under_way == 0) { return false; }
-    config.launch(kernel, CallOf<L, T, W>(call),
+    config.launch(kernel, CallOf<L, T, W, Out>(call),
                   Extra{1.0f / call.C, {call, under_way / (kResidual ? 3 : 4)}});
     return true;
 }
@@ -348,8 +348,8 @@ struct Any : L {
     static constexpr int unguarded = 0;
 };
 
-template <const auto& table, bool kResidual, typename T, typename W>
-bool launch_layout(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
+template <const auto& table, bool kResidual, typename T, typename W, typename Out>
+bool launch_layout(const LayerNormForwardRows<T, W, Out>& call, const Choice& choice, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>, rare = kResidual && !same;
     return with_constant<0, std::size(table)>(choice.layout, [&]<int i>() {
         constexpr int n = Vec<T>::size;
@@ -363,7 +363,8 @@ bool launch_layout(const LayerNormForwardRows<T, W>& call, const Choice& choice,
                 if (call.dropout.rows != nullptr) { return launch<Dropping<L>, kResidual>(call, stream); }
             }
             require(call.dropout.rows == nullptr, "row_in_registers: no such layout has dropout");
-            if constexpr (L::cluster == 1 && L::warps > kThresholds.schedulers && same) {
+            if constexpr (L::cluster == 1 && L::warps > kThresholds.schedulers && same &&
+                          std::is_same_v<T, Out>) {
                 if (choice.spread) { return launch<Alone<L>, kResidual>(call, stream); }
             }
             return launch<L, kResidual>(call, stream);
@@ -372,10 +373,12 @@ bool launch_layout(const LayerNormForwardRows<T, W>& call, const Choice& choice,
     });
 }
 
-template <typename T, typename W>
-bool launch(const LayerNormForwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
+template <typename T, typename W, typename Out>
+bool launch(const LayerNormForwardRows<T, W, Out>& call, const Choice& choice, cudaStream_t stream) {
     bool residual = call.residual != nullptr;
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (!std::is_same_v<T, Out>) {  // a residual is added first
+        return launch_layout<layouts::kRowInRegisters32, false>(call, choice, stream);
+    } else if constexpr (sizeof(T) == 2) {
         return residual ? launch_layout<layouts::kRowInRegisters16, true>(call, choice, stream)
                         : launch_layout<layouts::kRowInRegisters16, false>(call, choice, stream);
     } else {

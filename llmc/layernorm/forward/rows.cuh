@@ -121,16 +121,16 @@ __device__ NormalIn<Acc> normal_of(const MomentsIn<Acc>& row, Acc per_column, Ac
 }
 
 // n neighbouring elements of a row as they are normalised
-template <typename T, typename W, int n>
-__device__ Elements<T, n> normalised(const Elements<T, n>& x, const Elements<W, n>& weight,
-                                     const Elements<W, n>& bias, const NormalIn<acc_t<T>>& normal) {
+template <typename Out, typename T, typename W, int n>
+__device__ Elements<Out, n> normalised(const Elements<T, n>& x, const Elements<W, n>& weight,
+                                       const Elements<W, n>& bias, const NormalIn<acc_t<T>>& normal) {
     using Acc = acc_t<T>;
     Acc y[n];
 #pragma unroll
     for (int j = 0; j < n; j++) {
         y[j] = normal.xhat(as_acc<Acc>(x, j)) * as_acc<Acc>(weight, j) + as_acc<Acc>(bias, j);
     }
-    return rounded<T>(y);
+    return rounded<Out>(y);
 }
 
 using llmc::store_evict_last;
@@ -189,8 +189,8 @@ struct Dropping : L {
     static constexpr bool drops = true;
 };
 // what its kernels are given
-template <typename L, typename T, typename W>
-using CallOf = std::conditional_t<L::drops, LayerNormForwardRows<T, W>, LayerNormForward<T, W>>;
+template <typename L, typename T, typename W, typename Out = T>
+using CallOf = std::conditional_t<L::drops, LayerNormForwardRows<T, W, Out>, LayerNormForward<T, W, Out>>;
 
 template <typename L, typename Call>
 __device__ auto mask_of(const Call& call, int64_t row) {
@@ -218,16 +218,16 @@ struct Prefetch {
     int64_t distance, distance2;  // elements from a row to what it asks for, in inp and in inp2
 
     // A row asks for the one `later` rows after it. By measurement: a third or a quarter of those under way at a time.
-    template <typename T, typename W>
-    Prefetch(const LayerNormForward<T, W>& call, int later)
+    template <typename Call>
+    Prefetch(const Call& call, int later)
         : rows(call.N - later), distance(later * call.inp_stride), distance2(later * call.inp2_stride) {}
 
     // One thread, for this row: for `most` columns from `first` on, or for those that the row has.
-    template <bool kResidual, typename T, typename W>
-    __device__ void ask(const LayerNormForward<T, W>& call, int64_t row, int first, int most) const {
+    template <bool kResidual, typename Call>
+    __device__ void ask(const Call& call, int64_t row, int first, int most) const {
         int columns = min(most, call.C - first);
         if (row >= rows || columns <= 0) { return; }
-        uint32_t bytes = columns * (uint32_t)sizeof(T);
+        uint32_t bytes = columns * (uint32_t)sizeof(*call.inp);
         bulk_prefetch(call.inp + row * call.inp_stride + first + distance, bytes);
         if constexpr (kResidual) {
             bulk_prefetch(call.inp2 + row * call.inp2_stride + first + distance2, bytes);

@@ -99,7 +99,7 @@ __device__ void normalise_row(const CallOf<L, T, W>& call, int64_t row, float pe
     }
     Normal normal = normal_of(moments_of_row(part, per_column, call.rms), per_column, (float)call.eps);
     if (threadIdx.x % L::lanes == 0) { write_statistics(call, row, normal); }
-    unrolled<L::k>([&](int i) { part.x[i] = normalised(part.x[i], weight.x[i], bias.x[i], normal); });
+    unrolled<L::k>([&](int i) { part.x[i] = normalised<T>(part.x[i], weight.x[i], bias.x[i], normal); });
     part.store_row(call.out + row * call.out_stride);
 }
 

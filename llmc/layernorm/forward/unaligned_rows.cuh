@@ -296,9 +296,9 @@ __device__ void normalise(Part<L, T>& part, const Share<L, Vec<T>::size>& at, co
                           const Biases& biases, const Normal& normal) {
     auto& x = part.stretch.x;
     unrolled<L::k>([&](int i) {
-        if (at.inside(i)) { x[i] = normalised(x[i], weights.of(i), biases.of(i), normal); }
+        if (at.inside(i)) { x[i] = normalised<T>(x[i], weights.of(i), biases.of(i), normal); }
     });
-    part.single = normalised(part.single, weights.single, biases.single, normal);
+    part.single = normalised<T>(part.single, weights.single, biases.single, normal);
 }
 
 // Is a later row asked for ahead? As in row_in_registers.cuh; short ones share a warp.
