@@ -76,6 +76,18 @@ int beside(int dtype, int given, int otherwise, const char* name) {
     return type;
 }
 
+// `given`, or dtype where it is 0: 16 bits beside float32 alone
+int narrower(int dtype, int given, const char* name) {
+    if (given == 0 || given == dtype) { return dtype; }
+    check_type(name, given);
+    if (dtype != LLMC_LAYERNORM_FLOAT32 || kTypes[given].size != 2) {
+        throw Unsupported(fmt::format("{} is {} beside dtype {}, expected {}{}", name, kTypes[given].name,
+                                      kTypes[dtype].name, kTypes[dtype].name,
+                                      dtype == LLMC_LAYERNORM_FLOAT32 ? ", bfloat16 or float16" : ""));
+    }
+    return given;
+}
+
 void check_columns(int64_t C) {
     if (C < 1 || C > std::numeric_limits<int32_t>::max()) {
         refuse(fmt::format("C is {}, expected 1 to 2147483647", C));
@@ -142,6 +154,16 @@ void with_types(int dtype, int weight_dtype, const Act& act) {
     }
 }
 
+// act.operator()<Out>() for the type of out or of dout
+template <typename T, typename Act>
+void with_out(int out_dtype, const Act& act) {
+    if constexpr (std::is_same_v<T, float>) {
+        if (out_dtype == LLMC_LAYERNORM_BFLOAT16) { return act.template operator()<__nv_bfloat16>(); }
+        if (out_dtype == LLMC_LAYERNORM_FLOAT16) { return act.template operator()<__half>(); }
+    }
+    act.template operator()<T>();
+}
+
 template <typename Args>
 void check_forward(const Args& a) {
     if (!(a.eps >= 0 && std::isfinite(a.eps))) {
@@ -153,49 +175,51 @@ void check_forward(const Args& a) {
     }
 }
 
-template <typename T, typename W>
+template <typename T, typename W, typename Out>
 void forward(const llmc_layernorm_forward_args& a) {
     using Acc = llmc::acc_t<T>;
-    llmc::layernorm_forward<T, W>({.out = (T*)a.out,
-                                   .mean = (Acc*)a.mean,
-                                   .rstd = (Acc*)a.rstd,
-                                   .inp = (const T*)a.inp,
-                                   .weight = (const W*)a.weight,
-                                   .bias = (const W*)a.bias,
-                                   .N = a.N,
-                                   .C = (int)a.C,
-                                   .eps = a.eps,
-                                   .residual = (T*)a.residual,
-                                   .inp2 = (const T*)a.inp2,
-                                   .out_stride = a.out_stride,
-                                   .inp_stride = a.inp_stride,
-                                   .residual_stride = a.residual_stride,
-                                   .inp2_stride = a.inp2_stride,
-                                   .rms = a.rms != 0},
-                                  (cudaStream_t)a.stream);
+    llmc::layernorm_forward<T, W, Out>({.out = (Out*)a.out,
+                                        .mean = (Acc*)a.mean,
+                                        .rstd = (Acc*)a.rstd,
+                                        .inp = (const T*)a.inp,
+                                        .weight = (const W*)a.weight,
+                                        .bias = (const W*)a.bias,
+                                        .N = a.N,
+                                        .C = (int)a.C,
+                                        .eps = a.eps,
+                                        .residual = (T*)a.residual,
+                                        .inp2 = (const T*)a.inp2,
+                                        .out_stride = a.out_stride,
+                                        .inp_stride = a.inp_stride,
+                                        .residual_stride = a.residual_stride,
+                                        .inp2_stride = a.inp2_stride,
+                                        .rms = a.rms != 0},
+                                       (cudaStream_t)a.stream);
 }
 
-template <typename T, typename Grad, typename W>
+template <typename T, typename Grad, typename W, typename Out = T>
 void backward(const llmc_layernorm_backward_args& a) {
     using Acc = llmc::acc_t<T>;
-    llmc::layernorm_backward<T, Grad, W>({.dinp = (T*)a.dinp,
-                                          .dweight = (Grad*)a.dweight,
-                                          .dbias = (Grad*)a.dbias,
-                                          .scratch = a.workspace,
-                                          .dout = (const T*)a.dout,
-                                          .inp = (const T*)a.inp,
-                                          .weight = (const W*)a.weight,
-                                          .mean = (const Acc*)a.mean,
-                                          .rstd = (const Acc*)a.rstd,
-                                          .N = a.N,
-                                          .C = (int)a.C,
-                                          .accumulate_dinp = a.accumulate_dinp != 0,
-                                          .accumulate = a.accumulate != 0,
-                                          .dinp_stride = a.dinp_stride,
-                                          .dout_stride = a.dout_stride,
-                                          .inp_stride = a.inp_stride,
-                                          .rms = a.rms != 0},
-                                         (cudaStream_t)a.stream);
+    llmc::layernorm_backward<T, Grad, W, Out>({.dinp = (T*)a.dinp,
+                                               .dweight = (Grad*)a.dweight,
+                                               .dbias = (Grad*)a.dbias,
+                                               .scratch = a.workspace,
+                                               .dout = (const Out*)a.dout,
+                                               .inp = (const T*)a.inp,
+                                               .weight = (const W*)a.weight,
+                                               .mean = (const Acc*)a.mean,
+                                               .rstd = (const Acc*)a.rstd,
+                                               .N = a.N,
+                                               .C = (int)a.C,
+                                               .accumulate_dinp = a.accumulate_dinp != 0,
+                                               .accumulate = a.accumulate != 0,
+                                               .dinp_stride = a.dinp_stride,
+                                               .dout_stride = a.dout_stride,
+                                               .inp_stride = a.inp_stride,
+                                               .rms = a.rms != 0,
+                                               .copy = (Out*)a.copy,
+                                               .copy_stride = a.copy_stride},
+                                              (cudaStream_t)a.stream);
 }
 
 void check_workspace(const llmc_layernorm_backward_args& a) {
@@ -222,7 +246,7 @@ int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
         auto a = read_args(args, offsetof(llmc_layernorm_forward_args, rms));  // of version 1
         check_type("dtype", a.dtype);
         check_flag("rms", a.rms);
-        if (a.reserved != 0) { throw Unsupported(fmt::format("reserved is {}, expected 0", a.reserved)); }
+        int out_dtype = narrower(a.dtype, a.out_dtype, "out_dtype");
         int weight_dtype = beside(a.dtype, a.weight_dtype, a.dtype, "weight_dtype");
         check_shape(a.N, a.C,
                     {{"out_stride", a.out_stride},
@@ -231,7 +255,7 @@ int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
                      {"inp2_stride", a.inp2_stride}});
         check_forward(a);
         int statistics = statistics_type(a.dtype);
-        check_pointers({{"out", a.out, a.dtype, a.N > 0},
+        check_pointers({{"out", a.out, out_dtype, a.N > 0},
                         {"inp", a.inp, a.dtype, a.N > 0},
                         {"mean", a.mean, statistics, false},
                         {"rstd", a.rstd, statistics, false},
@@ -239,7 +263,9 @@ int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
                         {"bias", a.bias, weight_dtype, false},
                         {"residual", a.residual, a.dtype, false},
                         {"inp2", a.inp2, a.dtype, false}});
-        with_types(a.dtype, weight_dtype, [&]<typename T, typename W>() { forward<T, W>(a); });
+        with_types(a.dtype, weight_dtype, [&]<typename T, typename W>() {
+            with_out<T>(out_dtype, [&]<typename Out>() { forward<T, W, Out>(a); });
+        });
     });
 }
 
@@ -291,8 +317,13 @@ int llmc_layernorm_backward_workspace(int64_t C, size_t* bytes) {
 
 int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
     return guarded("llmc_layernorm_backward", [&] {
-        auto a = read_args(args, sizeof(llmc_layernorm_backward_args));  // of version 1
+        auto a = read_args(args, offsetof(llmc_layernorm_backward_args, dout_dtype));  // of version 1
         check_type("dtype", a.dtype);
+        int dout_dtype = narrower(a.dtype, a.dout_dtype, "dout_dtype");
+        if (a.reserved != 0) { throw Unsupported(fmt::format("reserved is {}, expected 0", a.reserved)); }
+        if (a.copy != nullptr && (dout_dtype == a.dtype || a.dinp == nullptr)) {
+            refuse("copy is set, expected it beside dinp and with dout_dtype of 16 bits");
+        }
         int weight_dtype = beside(a.dtype, a.weight_dtype, a.dtype, "weight_dtype");
         int grad_dtype = beside(a.dtype, a.grad_dtype, weight_dtype, "grad_dtype");
         if (weight_dtype != a.dtype && grad_dtype == a.dtype) {
@@ -302,15 +333,18 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
         check_flag("accumulate_dinp", a.accumulate_dinp);
         check_flag("accumulate", a.accumulate);
         check_flag("rms", a.rms);
-        check_shape(
-            a.N, a.C,
-            {{"dinp_stride", a.dinp_stride}, {"dout_stride", a.dout_stride}, {"inp_stride", a.inp_stride}});
+        check_shape(a.N, a.C,
+                    {{"dinp_stride", a.dinp_stride},
+                     {"dout_stride", a.dout_stride},
+                     {"inp_stride", a.inp_stride},
+                     {"copy_stride", a.copy_stride}});
         bool rows = a.N > 0 && (a.dinp != nullptr || a.dweight != nullptr || a.dbias != nullptr);
         int statistics = statistics_type(a.dtype);
         check_pointers({{"dinp", a.dinp, a.dtype, false},
                         {"dweight", a.dweight, grad_dtype, false},
                         {"dbias", a.dbias, grad_dtype, false},
-                        {"dout", a.dout, a.dtype, rows},
+                        {"dout", a.dout, dout_dtype, rows},
+                        {"copy", a.copy, dout_dtype, false},
                         {"inp", a.inp, a.dtype, rows},
                         {"weight", a.weight, weight_dtype, false},
                         {"mean", a.mean, statistics, rows && a.rms == 0},
@@ -320,7 +354,7 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
             if constexpr (sizeof(T) == 2) {
                 grad_dtype == a.dtype ? backward<T, T, T>(a) : backward<T, float, W>(a);
             } else {
-                backward<T, T, T>(a);
+                with_out<T>(dout_dtype, [&]<typename Out>() { backward<T, T, T, Out>(a); });
             }
         });
     });

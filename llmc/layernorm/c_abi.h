@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 // raised when a struct grows or a function is added; older callers keep working
-enum { LLMC_LAYERNORM_ABI_VERSION = 3 };
+enum { LLMC_LAYERNORM_ABI_VERSION = 4 };
 
 // that of the library which answers: it may be newer than this header
 int llmc_layernorm_abi_version(void);
@@ -71,7 +71,7 @@ const char* llmc_layernorm_last_error(void);
 // if their strides are equal too. Nothing else may overlap.
 typedef struct llmc_layernorm_forward_args {
     size_t struct_size;    // sizeof(llmc_layernorm_forward_args)
-    int32_t dtype;         // of out, inp, residual and inp2
+    int32_t dtype;         // of out, inp, residual and inp2, but see out_dtype
     int32_t weight_dtype;  // of weight and bias: dtype, or float32 beside a 16-bit dtype; 0 = dtype
     void* out;             // (N,C) written (=)
     void* mean;            // (N) written (=): float32, or float64 beside float64; null if not wanted
@@ -88,9 +88,10 @@ typedef struct llmc_layernorm_forward_args {
     int64_t inp_stride;
     int64_t residual_stride;
     int64_t inp2_stride;
-    void* stream;      // a cudaStream_t; null is the default stream
-    int32_t rms;       // since version 3: 0 or 1, RMSNorm: the mean is taken for 0, and mean gets 0
-    int32_t reserved;  // 0
+    void* stream;  // a cudaStream_t; null is the default stream
+    int32_t rms;   // since version 3: 0 or 1, RMSNorm: the mean is taken for 0, and mean gets 0
+    int32_t
+        out_dtype;  // since version 4: of out, bfloat16 or float16 beside float32; 0 = dtype; out is not inp then
 } llmc_layernorm_forward_args;
 
 int llmc_layernorm_forward(const llmc_layernorm_forward_args* args);
@@ -100,7 +101,7 @@ int llmc_layernorm_forward(const llmc_layernorm_forward_args* args);
 // Nothing else may overlap.
 typedef struct llmc_layernorm_backward_args {
     size_t struct_size;       // sizeof(llmc_layernorm_backward_args)
-    int32_t dtype;            // of dinp, dout and inp
+    int32_t dtype;            // of dinp, dout and inp, but see dout_dtype
     int32_t weight_dtype;     // of weight: dtype, or float32 beside a 16-bit dtype; 0 = dtype
     int32_t grad_dtype;       // of dweight and dbias: likewise, but float32 if weight is; 0 = weight_dtype
     int32_t accumulate_dinp;  // 0 or 1
@@ -123,6 +124,12 @@ typedef struct llmc_layernorm_backward_args {
                             // calls that may run at the same time need one each
     size_t workspace_size;  // bytes, at least what llmc_layernorm_backward_workspace says
     void* stream;           // a cudaStream_t; null is the default stream
+    // since version 4, beside float32
+    int32_t dout_dtype;  // of dout and copy: bfloat16 or float16; 0 = dtype; dinp is not dout then
+    int32_t reserved;    // 0
+    void*
+        copy;  // (N,C) written (=) beside dinp: dinp as it is now, rounded to dout_dtype; null if not wanted
+    int64_t copy_stride;  // as dinp_stride
 } llmc_layernorm_backward_args;
 
 // *bytes = the workspace that any call with this C needs on this machine

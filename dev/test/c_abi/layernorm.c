@@ -93,8 +93,11 @@ static void test_structs(void) {
     a.struct_size = (size_t)-1;
     forward_refused(a, LLMC_LAYERNORM_INVALID, "struct_size is");
     llmc_layernorm_backward_args b = backward_args;
-    b.struct_size = sizeof b - 1;
+    b.struct_size = offsetof(llmc_layernorm_backward_args, dout_dtype) - 1;
     backward_refused(b, LLMC_LAYERNORM_INVALID, "struct_size is");
+    // one of versions 1 to 3, which ends before dout_dtype
+    b.struct_size++, b.dout_dtype = 77, b.N = 0, b.dinp = b.dweight = b.dbias = NULL;
+    expect(llmc_layernorm_backward(&b) == LLMC_LAYERNORM_OK, "an earlier struct of backward");
 
     // one of versions 1 and 2, which have no rms
     a = forward_args, a.struct_size = offsetof(llmc_layernorm_forward_args, rms), a.rms = 7, a.N = 0;
@@ -140,7 +143,14 @@ static void test_forward(void) {
     a = forward_args, a.residual = memory, forward_refused(a, invalid, "inp2 is null");
     a = forward_args, a.inp2 = memory, forward_refused(a, invalid, "residual is null");
     a = forward_args, a.rms = 2, forward_refused(a, invalid, "rms is 2");
-    a = forward_args, a.reserved = 1, forward_refused(a, unsupported, "reserved is 1");
+    a = forward_args, a.out_dtype = 5, forward_refused(a, invalid, "out_dtype is 5");
+    a = forward_args, a.out_dtype = LLMC_LAYERNORM_FLOAT64;
+    forward_refused(a, unsupported,
+                    "out_dtype is float64 beside dtype float32, expected float32, bfloat16 or");
+    a.dtype = LLMC_LAYERNORM_FLOAT16, a.out_dtype = LLMC_LAYERNORM_BFLOAT16;
+    forward_refused(a, unsupported, "out_dtype is bfloat16 beside dtype float16");
+    a = forward_args, a.out_dtype = LLMC_LAYERNORM_BFLOAT16, a.out = (char*)memory + 1;
+    forward_refused(a, invalid, "expected a multiple of 2");
     a = forward_args, a.N = 0, a.out = NULL, a.inp = NULL;
     expect(llmc_layernorm_forward(&a) == LLMC_LAYERNORM_OK, "forward of no rows");
     expect(llmc_layernorm_last_error()[0] == '\0', "no message after a call that went well");
@@ -168,6 +178,11 @@ static void test_backward(void) {
     a = backward_args, a.mean = NULL, backward_refused(a, invalid, "mean is null");
     a = backward_args, a.rstd = NULL, backward_refused(a, invalid, "rstd is null");
     a = backward_args, a.dweight = (char*)memory + 1, backward_refused(a, invalid, "dweight is 0x");
+    a = backward_args, a.dout_dtype = LLMC_LAYERNORM_FLOAT64;
+    backward_refused(a, unsupported, "dout_dtype is float64 beside dtype float32");
+    a = backward_args, a.reserved = 1, backward_refused(a, unsupported, "reserved is 1");
+    a = backward_args, a.copy = memory, backward_refused(a, invalid, "copy is set");
+    a.dout_dtype = LLMC_LAYERNORM_FLOAT16, a.dinp = NULL, backward_refused(a, invalid, "copy is set");
     a = backward_args, a.workspace = NULL, backward_refused(a, invalid, "workspace is null");
     a = backward_args, a.workspace_size = 1, backward_refused(a, invalid, "workspace_size is 1");
     a = backward_args, a.workspace = (char*)a.workspace + 8;
