@@ -26,6 +26,7 @@ namespace plumb {
 namespace {
 
 using operators::MaybeTensorRef;
+using operators::MaybeType;
 using operators::Shape;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
@@ -191,9 +192,12 @@ auto new_node(const Tensor& x, const Tensor* residual, int64_t dims, const Tenso
 // pytorch(): PyTorch's own operator; unrecorded(): this package's, where nothing learns
 template <typename PyTorch, typename Unrecorded>
 Tensor norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
-            const Norm& norm, const PyTorch& pytorch, const Unrecorded& unrecorded) {
+            const Norm& norm, MaybeType out_dtype, const PyTorch& pytorch, const Unrecorded& unrecorded) {
     const Tensor *w = given(weight), *b = given(bias);
-    if (!takes(x, normalized_shape, w, b) || transformed({&x, w, b})) { return pytorch(); }
+    at::ScalarType type = out_dtype.value_or(x.scalar_type());
+    if (!takes(x, normalized_shape, w, b) || !takes_out(x, type) || transformed({&x, w, b})) {
+        return out_dtype ? pytorch().to(type) : pytorch();
+    }
     bool learns = at::GradMode::is_enabled() && (requires_grad(&x) || requires_grad(w) || requires_grad(b));
     if (!learns) {
         at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -205,7 +209,7 @@ Tensor norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, Mayb
     {
         at::AutoDispatchBelowADInplaceOrView below_autograd;
         std::tie(out, node->statistics) =
-            operators::forward().call(x, node->dims, weight, bias, norm.eps, norm.rms);
+            operators::forward().call(x, node->dims, weight, bias, norm.eps, norm.rms, out_dtype);
     }
     torch::autograd::set_history(out, node);
     return out;
@@ -241,18 +245,19 @@ std::tuple<Tensor, Tensor> residual_norm(const Tensor& x, const Tensor& residual
 }
 
 Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
-                  double eps) {
+                  double eps, MaybeType out_dtype) {
     return norm(
-        x, normalized_shape, weight, bias, {eps},
+        x, normalized_shape, weight, bias, {eps}, out_dtype,
         [&] { return at::layer_norm_symint(x, normalized_shape, weight, bias, eps); },
-        [&] { return operators::layer_norm().call(x, normalized_shape, weight, bias, eps); });
+        [&] { return operators::layer_norm().call(x, normalized_shape, weight, bias, eps, out_dtype); });
 }
 
-Tensor rms_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, double eps) {
+Tensor rms_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, double eps,
+                MaybeType out_dtype) {
     return norm(
-        x, normalized_shape, weight, std::nullopt, {eps, true},
+        x, normalized_shape, weight, std::nullopt, {eps, true}, out_dtype,
         [&] { return at::rms_norm_symint(x, normalized_shape, weight, eps); },
-        [&] { return operators::rms_norm().call(x, normalized_shape, weight, eps); });
+        [&] { return operators::rms_norm().call(x, normalized_shape, weight, eps, out_dtype); });
 }
 
 std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
@@ -261,7 +266,7 @@ std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& re
     return residual_norm(
         x, residual, normalized_shape, weight, bias, {eps},
         [&](const Tensor& sum) {
-            return operators::layer_norm().call(sum, normalized_shape, weight, bias, eps);
+            return operators::layer_norm().call(sum, normalized_shape, weight, bias, eps, {});
         },
         [&] {
             return operators::residual_layer_norm().call(x, residual, normalized_shape, weight, bias, eps);
@@ -272,7 +277,7 @@ std::tuple<Tensor, Tensor> residual_rms_norm(const Tensor& x, const Tensor& resi
                                              MaybeTensorRef weight, double eps) {
     return residual_norm(
         x, residual, normalized_shape, weight, std::nullopt, {eps, true},
-        [&](const Tensor& sum) { return operators::rms_norm().call(sum, normalized_shape, weight, eps); },
+        [&](const Tensor& sum) { return operators::rms_norm().call(sum, normalized_shape, weight, eps, {}); },
         [&] { return operators::residual_rms_norm().call(x, residual, normalized_shape, weight, eps); });
 }
 

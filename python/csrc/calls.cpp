@@ -131,11 +131,11 @@ bool takes_residual(const Tensor& x, const Tensor& residual) {
 }
 
 Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,
-                    const Tensor* bias, const Norm& norm, bool want_statistics) {
+                    const Tensor* bias, const Norm& norm, bool want_statistics, at::ScalarType out_type) {
     Sizes s(x, dims);
     Place place(x);
     Forward made;
-    made.out = new_tensor(x.sizes(), x.scalar_type());
+    made.out = new_tensor(x.sizes(), out_type);
     if (residual != nullptr) { made.sum = new_tensor(x.sizes(), x.scalar_type()); }
     if (want_statistics) { made.statistics = new_tensor({2, s.N}, statistics_type(x.scalar_type())); }
     if (s.C == 0) { return made; }
@@ -146,6 +146,7 @@ Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const
     const Tensor* parameter = weight != nullptr ? weight : bias;
     a.weight_dtype = parameter != nullptr ? type_code(parameter->scalar_type()) : 0;
     a.out = made.out.mutable_data_ptr();
+    a.out_dtype = type_code(out_type);
     if (want_statistics) {
         a.mean = made.statistics.mutable_data_ptr();
         a.rstd = (char*)a.mean + s.N * made.statistics.element_size();
@@ -195,6 +196,7 @@ Gradients run_backward(const Tensor& dout, const Tensor& x, const Tensor& statis
     a.dweight = wanted[1] ? made.dweight.mutable_data_ptr() : nullptr;
     a.dbias = wanted[2] ? made.dbias.mutable_data_ptr() : nullptr;
     a.dout = dy.at;
+    a.dout_dtype = type_code(dout.scalar_type());
     a.dout_stride = dy.stride;
     a.inp = inp.at;
     a.inp_stride = inp.stride;

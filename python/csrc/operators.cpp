@@ -16,6 +16,7 @@ namespace plumb {
 namespace {
 
 using operators::MaybeTensorRef;
+using operators::MaybeType;
 using operators::Shape;
 
 Shape last(const Tensor& x, int64_t dims) {
@@ -34,22 +35,28 @@ void require_taken(const Tensor& x, int64_t dims, const Tensor* weight, const Te
 
 // ---- what users call, below autograd: in inference mode, and where nothing learns -------------------------
 Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
-                  double eps) {
+                  double eps, MaybeType out_dtype) {
     const Tensor *w = given(weight), *b = given(bias);
-    if (!takes(x, normalized_shape, w, b)) {
-        return at::layer_norm_symint(x, normalized_shape, weight, bias, eps);
+    at::ScalarType out = out_dtype.value_or(x.scalar_type());
+    if (!takes(x, normalized_shape, w, b) || !takes_out(x, out)) {
+        Tensor y = at::layer_norm_symint(x, normalized_shape, weight, bias, eps);
+        return out_dtype ? y.to(out) : y;
     }
-    return run_forward(x, nullptr, (int64_t)normalized_shape.size(), w, b, {eps}, /*want_statistics=*/false)
+    return run_forward(x, nullptr, (int64_t)normalized_shape.size(), w, b, {eps}, /*want_statistics=*/false,
+                       out)
         .out;
 }
 
-Tensor rms_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, double eps) {
+Tensor rms_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, double eps,
+                MaybeType out_dtype) {
     const Tensor* w = given(weight);
-    if (!takes(x, normalized_shape, w, nullptr)) {
-        return at::rms_norm_symint(x, normalized_shape, weight, eps);
+    at::ScalarType out = out_dtype.value_or(x.scalar_type());
+    if (!takes(x, normalized_shape, w, nullptr) || !takes_out(x, out)) {
+        Tensor y = at::rms_norm_symint(x, normalized_shape, weight, eps);
+        return out_dtype ? y.to(out) : y;
     }
     return run_forward(x, nullptr, (int64_t)normalized_shape.size(), w, nullptr, {eps, true},
-                       /*want_statistics=*/false)
+                       /*want_statistics=*/false, out)
         .out;
 }
 
@@ -62,33 +69,37 @@ std::tuple<Tensor, Tensor> residual_norm(const Tensor& x, const Tensor& residual
         Tensor sum = at::add(x, residual);
         return {behind(sum), sum};
     }
-    Forward made =
-        run_forward(x, &residual, (int64_t)normalized_shape.size(), w, b, norm, /*want_statistics=*/false);
+    Forward made = run_forward(x, &residual, (int64_t)normalized_shape.size(), w, b, norm,
+                               /*want_statistics=*/false, x.scalar_type());
     return {std::move(made.out), std::move(made.sum)};
 }
 
 std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
                                                Shape normalized_shape, MaybeTensorRef weight,
                                                MaybeTensorRef bias, double eps) {
-    return residual_norm(x, residual, normalized_shape, given(weight), given(bias), {eps},
-                         [&](const Tensor& sum) {
-                             return operators::layer_norm().call(sum, normalized_shape, weight, bias, eps);
-                         });
+    return residual_norm(
+        x, residual, normalized_shape, given(weight), given(bias), {eps}, [&](const Tensor& sum) {
+            return operators::layer_norm().call(sum, normalized_shape, weight, bias, eps, {});
+        });
 }
 
 std::tuple<Tensor, Tensor> residual_rms_norm(const Tensor& x, const Tensor& residual, Shape normalized_shape,
                                              MaybeTensorRef weight, double eps) {
-    return residual_norm(
-        x, residual, normalized_shape, given(weight), nullptr, {eps, true},
-        [&](const Tensor& sum) { return operators::rms_norm().call(sum, normalized_shape, weight, eps); });
+    return residual_norm(x, residual, normalized_shape, given(weight), nullptr, {eps, true},
+                         [&](const Tensor& sum) {
+                             return operators::rms_norm().call(sum, normalized_shape, weight, eps, {});
+                         });
 }
 
 // ---- the kernels ------------------------------------------------------------------------------------------
 std::tuple<Tensor, Tensor> forward(const Tensor& x, int64_t dims, MaybeTensorRef weight, MaybeTensorRef bias,
-                                   double eps, bool rms) {
+                                   double eps, bool rms, MaybeType out_dtype) {
     const Tensor *w = given(weight), *b = given(bias);
     require_taken(x, dims, w, b);
-    Forward made = run_forward(x, nullptr, dims, w, b, {eps, rms}, /*want_statistics=*/true);
+    at::ScalarType out = out_dtype.value_or(x.scalar_type());
+    TORCH_CHECK_VALUE(takes_out(x, out), "plumb_layernorm: out_dtype is ", out, " beside x of ",
+                      x.scalar_type(), ", expected x's or, beside float32, bfloat16 or float16");
+    Forward made = run_forward(x, nullptr, dims, w, b, {eps, rms}, /*want_statistics=*/true, out);
     return {std::move(made.out), std::move(made.statistics)};
 }
 
@@ -100,7 +111,8 @@ std::tuple<Tensor, Tensor, Tensor> residual_forward(const Tensor& x, const Tenso
     TORCH_CHECK_VALUE(takes_residual(x, residual), "plumb_layernorm: residual is ", residual.sizes(), " of ",
                       residual.scalar_type(), " on ", residual.device(), ", expected it like x: ", x.sizes(),
                       " of ", x.scalar_type(), " on ", x.device());
-    Forward made = run_forward(x, &residual, dims, w, b, {eps, rms}, /*want_statistics=*/true);
+    Forward made =
+        run_forward(x, &residual, dims, w, b, {eps, rms}, /*want_statistics=*/true, x.scalar_type());
     return {std::move(made.out), std::move(made.sum), std::move(made.statistics)};
 }
 
@@ -109,11 +121,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& x,
                                             at::ScalarType grad_dtype, std::array<bool, 3> wanted, bool rms) {
     const Tensor* w = given(weight);
     require_taken(x, dims, w, nullptr);
-    for (const Tensor* t : {&dout, given(dsum)}) {
-        TORCH_CHECK_VALUE(t == nullptr || takes_residual(x, *t),
-                          "plumb_layernorm: dout and dsum are expected like x: ", x.sizes(), " of ",
-                          x.scalar_type(), " on ", x.device());
-    }
+    bool out_of_x = takes_out(x, dout.scalar_type()) && dout.sym_sizes() == x.sym_sizes() &&
+                    dout.device() == x.device() && dout.layout() == at::kStrided && !dout.is_nested();
+    TORCH_CHECK_VALUE(out_of_x && (given(dsum) == nullptr || takes_residual(x, *dsum)),
+                      "plumb_layernorm: dout and dsum are expected like x: ", x.sizes(), " of ",
+                      x.scalar_type(), " on ", x.device(), "; beside float32 dout may be of 16 bits");
     int64_t rows = 1;
     for (int64_t size : x.sizes().slice(0, x.dim() - dims)) { rows *= size; }
     TORCH_CHECK_VALUE(
@@ -129,7 +141,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& x,
 // ---- shapes alone -----------------------------------------------------------------------------------------
 namespace meta {
 
-Tensor like(const Tensor& t) { return at::empty_like(t, t.options(), at::MemoryFormat::Contiguous); }
+Tensor like(const Tensor& t, MaybeType type = {}) {
+    return at::empty_like(t, t.options().dtype(type.value_or(t.scalar_type())), at::MemoryFormat::Contiguous);
+}
 
 Tensor statistics(const Tensor& x, int64_t dims) {
     c10::SymInt rows = 1;
@@ -137,7 +151,9 @@ Tensor statistics(const Tensor& x, int64_t dims) {
     return at::empty_symint({2, rows}, x.options().dtype(statistics_type(x.scalar_type())));
 }
 
-Tensor layer_norm(const Tensor& x, Shape, MaybeTensorRef, MaybeTensorRef, double) { return like(x); }
+Tensor layer_norm(const Tensor& x, Shape, MaybeTensorRef, MaybeTensorRef, double, MaybeType out_dtype) {
+    return like(x, out_dtype);
+}
 
 std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual, Shape, MaybeTensorRef,
                                                MaybeTensorRef, double) {
@@ -145,7 +161,9 @@ std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& re
     return {like(sum), like(sum)};
 }
 
-Tensor rms_norm(const Tensor& x, Shape, MaybeTensorRef, double) { return like(x); }
+Tensor rms_norm(const Tensor& x, Shape, MaybeTensorRef, double, MaybeType out_dtype) {
+    return like(x, out_dtype);
+}
 
 std::tuple<Tensor, Tensor> residual_rms_norm(const Tensor& x, const Tensor& residual, Shape, MaybeTensorRef,
                                              double) {
@@ -154,8 +172,8 @@ std::tuple<Tensor, Tensor> residual_rms_norm(const Tensor& x, const Tensor& resi
 }
 
 std::tuple<Tensor, Tensor> forward(const Tensor& x, int64_t dims, MaybeTensorRef, MaybeTensorRef, double,
-                                   bool) {
-    return {like(x), statistics(x, dims)};
+                                   bool, MaybeType out_dtype) {
+    return {like(x, out_dtype), statistics(x, dims)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> residual_forward(const Tensor& x, const Tensor&, int64_t dims,
@@ -181,21 +199,23 @@ TORCH_LIBRARY(plumb_layernorm, m) {
     const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
     m.def(
         "layer_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float "
-        "eps=1e-05) -> Tensor",
+        "eps=1e-05, ScalarType? out_dtype=None) -> Tensor",
         tags);
     m.def(
         "residual_layer_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight=None, "
         "Tensor? bias=None, float eps=1e-05) -> (Tensor out, Tensor sum)",
         tags);
-    m.def("rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight, float eps) -> Tensor", tags);
+    m.def(
+        "rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight, float eps, ScalarType? "
+        "out_dtype=None) -> Tensor",
+        tags);
     m.def(
         "residual_rms_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight, float eps)"
         " -> (Tensor out, Tensor sum)",
         tags);
     m.def(
-        "forward(Tensor x, int dims, Tensor? weight, Tensor? bias, float eps, bool rms=False) -> (Tensor "
-        "out, "
-        "Tensor statistics)",
+        "forward(Tensor x, int dims, Tensor? weight, Tensor? bias, float eps, bool rms=False, ScalarType? "
+        "out_dtype=None) -> (Tensor out, Tensor statistics)",
         tags);
     m.def(
         "residual_forward(Tensor x, Tensor residual, int dims, Tensor? weight, Tensor? bias, float eps, "

@@ -10,17 +10,21 @@ namespace plumb::operators {
 using MaybeTensorRef = const MaybeTensor&;
 using Shape = c10::SymIntArrayRef;
 
+// of a result beside float32 rows; x's without
+using MaybeType = std::optional<at::ScalarType>;
+
 using LayerNorm = Tensor(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
-                         double eps);
+                         double eps, MaybeType out_dtype);
 using ResidualLayerNorm = std::tuple<Tensor, Tensor>(const Tensor& x, const Tensor& residual,
                                                      Shape normalized_shape, MaybeTensorRef weight,
                                                      MaybeTensorRef bias, double eps);
-using RmsNorm = Tensor(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, double eps);
+using RmsNorm = Tensor(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, double eps,
+                       MaybeType out_dtype);
 using ResidualRmsNorm = std::tuple<Tensor, Tensor>(const Tensor& x, const Tensor& residual,
                                                    Shape normalized_shape, MaybeTensorRef weight, double eps);
 // rms: RMSNorm, else LayerNorm; dims: how many dimensions are normalised, the last ones. Results: out and statistics
 using ForwardOp = std::tuple<Tensor, Tensor>(const Tensor& x, int64_t dims, MaybeTensorRef weight,
-                                             MaybeTensorRef bias, double eps, bool rms);
+                                             MaybeTensorRef bias, double eps, bool rms, MaybeType out_dtype);
 // out, sum and statistics
 using ResidualForwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor& x, const Tensor& residual,
                                                              int64_t dims, MaybeTensorRef weight,

@@ -70,6 +70,7 @@ void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& stati
     a.eps = eps;
     a.rms = rms;
     a.out = out.mutable_data_ptr();
+    a.out_dtype = type_code(out);
     if (statistics.has_value()) {
         a.mean = statistics->mutable_data_ptr();
         a.rstd = second_row((char*)a.mean, x, a.N);
@@ -102,6 +103,7 @@ void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTens
     a.dweight = writable(dweight);
     a.dbias = writable(dbias);
     a.dout = dout.const_data_ptr();
+    a.dout_dtype = type_code(dout);
     a.inp = x.const_data_ptr();
     a.weight = readable(weight);
     a.mean = statistics.const_data_ptr();

@@ -13,7 +13,7 @@ What the kernels take: float32, bfloat16, float16 and float64 on a CUDA device; 
 or both of float32 beside 16 bits; either may be None. Everything else, CPU tensors above all, goes to
 torch.nn.functional.layer_norm (or rms_norm), and so do forward-mode derivatives; second derivatives are PyTorch's too.
 
-Autocast casts nothing of what the kernels take: the result is of x's type, where
+Autocast casts nothing of what the kernels take: the result is of x's type, or of out_dtype, where
 torch.nn.functional.layer_norm makes float32 of 16 bits under autocast. So bfloat16 rows beside float32
 weights are read and written once, in bfloat16.
 
@@ -49,19 +49,22 @@ import torch
 from ._backend import (backend, layer_norm as _layer_norm, residual_layer_norm as _residual_layer_norm,
                        residual_rms_norm as _residual_rms_norm, rms_norm as _rms_norm)
 from ._fp8 import LayerNormFp8, layer_norm_fp8
+from ._products import find_products
 from ._replace import Replaced, why_kept
 
 __all__ = ["LayerNorm", "LayerNormFp8", "RMSNorm", "backend", "layer_norm", "layer_norm_fp8", "replace_layernorms",
            "replace_norms", "residual_layer_norm", "residual_rms_norm", "rms_norm"]
 
 
-def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
+def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, *, out_dtype=None):
     """torch.nn.functional.layer_norm: input normalised over its last dimensions, normalized_shape (an int, or
     several), times weight, plus bias, both of that shape. For what is copied, and what goes to PyTorch:
-    help(plumb_layernorm)."""
+    help(plumb_layernorm). out_dtype: the type of the result, else input's. bfloat16 or float16 beside a float32 input are
+    written, and their gradient is read, by the kernels: where a product in 16 bits follows, as under autocast, neither is cast
+    by a pass of its own. The result of more than 256 aligned columns, a multiple of 4, has the bits of a cast one."""
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
-    return _layer_norm(input, normalized_shape, weight, bias, eps)
+    return _layer_norm(input, normalized_shape, weight, bias, eps, out_dtype)
 
 
 def residual_layer_norm(x, residual, normalized_shape, weight=None, bias=None, eps=1e-5):
@@ -75,13 +78,13 @@ def residual_layer_norm(x, residual, normalized_shape, weight=None, bias=None, e
     return _residual_layer_norm(x, residual, normalized_shape, weight, bias, eps)
 
 
-def rms_norm(input, normalized_shape, weight=None, eps=None, *, offset=0.0):
+def rms_norm(input, normalized_shape, weight=None, eps=None, *, offset=0.0, out_dtype=None):
     """torch.nn.functional.rms_norm: input over its root mean square of the last dimensions, normalized_shape, times weight;
     eps None is torch.finfo's of the type it is computed in, float32 or float64, as PyTorch's. The result is of input's type,
     also where float32 weights are beside 16 bits. With an offset, 1 in Gemma's, weight is weight + offset, which is added in
-    float32 and not rounded to the weight's type."""
+    float32 and not rounded to the weight's type. out_dtype: as layer_norm's."""
     shape, weight, eps = _of_rms(input, normalized_shape, weight, eps, offset)
-    return _rms_norm(input, shape, weight, eps)
+    return _rms_norm(input, shape, weight, eps, out_dtype)
 
 
 def residual_rms_norm(x, residual, normalized_shape, weight=None, eps=None, *, offset=0.0):
@@ -105,20 +108,29 @@ def compiles():
                                    or torch.jit.is_tracing())
 
 
+def _out_dtype(module, x):
+    """autocast's type, if replace_norms has found that products alone read the module's result; None: x's"""
+    if not module.feeds_products or x.dtype != torch.float32 or not torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
 class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm, its arguments, parameters and state dict, by layer_norm above; under
     torch.compile and in exported programs by PyTorch's operator: help(plumb_layernorm)"""
+    feeds_products = False
 
     def forward(self, input):
         if compiles():
             return _for_the_compiler(input, self.normalized_shape, self.weight, self.bias, self.eps)
-        return _layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return _layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, _out_dtype(self, input))
 
 
 class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm, its arguments, parameters and state dict, by rms_norm above, and its offset, with which weight
     begins as 1 - offset; under torch.compile and in exported programs by PyTorch's operators: help(plumb_layernorm)"""
     offset = 0.0
+    feeds_products = False
 
     def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, offset=0.0):
         self.offset = offset  # before the weight is made
@@ -132,7 +144,7 @@ class RMSNorm(torch.nn.RMSNorm):
         shape, weight, eps = _of_rms(x, self.normalized_shape, self.weight, self.eps, self.offset)
         if compiles():
             return torch.nn.functional.rms_norm(x if weight is None else x.to(weight.dtype), shape, weight, eps).to(x.dtype)
-        return _rms_norm(x, shape, weight, eps)
+        return _rms_norm(x, shape, weight, eps, _out_dtype(self, x))
 
 
 def _for_the_compiler(x, normalized_shape, weight, bias, eps):
@@ -156,7 +168,7 @@ def replace_layernorms(model):
     return len(found)
 
 
-def replace_norms(model):
+def replace_norms(model, example=None):
     """Makes the norms of model, itself included, those of this package: every torch.nn.LayerNorm, every torch.nn.RMSNorm, and
     modules of other classes that do what RMSNorm does, which is found out from the operations of their forward, not from
     their names: x / sqrt(mean(x^2) + eps) times weight, or times weight + 1 as Gemma's. In place: parameters, hooks and names
@@ -164,7 +176,14 @@ def replace_norms(model):
         replaced   (name, class) of each that is one of the package's now
         kept       (name, class, why) of each other module whose class has norm in its name
     A module's own eps is read once, here. Where such a class gives float32 for 16-bit rows beside float32 weights, the result
-    is of the rows' type now. Call this before fully_shard and register_parametrization, which make subclasses."""
+    is of the rows' type now. Call this before fully_shard and register_parametrization, which make subclasses.
+
+    example, a function such as lambda: model(ids), says which results may be of autocast's type beside float32 rows, so that
+    products need not cast them: it is called once, without gradients, under the autocast that training has. A norm whose result
+    is read by casts to that type alone, or through views, gives it from then on wherever autocast is on; all else stays as it
+    is. Values and gradients are rounded as by the casts, but where several products read one result: their gradients are added
+    in 16 bits. The answer's `out` says for each norm that ran (name: number of casts that are not there any more), or
+    (name: the operation that reads float32)."""
     classes = {torch.nn.LayerNorm: LayerNorm, torch.nn.RMSNorm: RMSNorm}
     replaced, kept = [], []
     for name, module in list(model.named_modules()):
@@ -174,4 +193,7 @@ def replace_norms(model):
             replaced.append((name, kind))
         elif reason is not None:
             kept.append((name, kind, reason))
-    return Replaced(replaced, kept)
+    answer = Replaced(replaced, kept)
+    if example is not None:
+        answer.out = find_products(model, [name for name, _ in replaced], example)
+    return answer

@@ -46,6 +46,16 @@ def torch_residual_rms_norm(x, residual, normalized_shape, weight, eps):
     return torch.nn.functional.rms_norm(total, normalized_shape, weight, eps), total
 
 
+def torch_layer_norm(x, normalized_shape, weight, bias, eps, out_dtype=None):
+    y = torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
+    return y if out_dtype is None else y.to(out_dtype)
+
+
+def torch_rms_norm(x, normalized_shape, weight, eps, out_dtype=None):
+    y = torch.nn.functional.rms_norm(x, normalized_shape, weight, eps)
+    return y if out_dtype is None else y.to(out_dtype)
+
+
 def load(path):
     try:
         torch.ops.load_library(path)
@@ -67,5 +77,5 @@ elif backend == "stable":
     load(FOLDER / "libplumb_stable.so")
     from ._stable import layer_norm, residual_layer_norm, residual_rms_norm, rms_norm
 else:
-    layer_norm, residual_layer_norm = torch.nn.functional.layer_norm, torch_residual_layer_norm
-    rms_norm, residual_rms_norm = torch.nn.functional.rms_norm, torch_residual_rms_norm
+    layer_norm, residual_layer_norm = torch_layer_norm, torch_residual_layer_norm
+    rms_norm, residual_rms_norm = torch_rms_norm, torch_residual_rms_norm

@@ -5,7 +5,12 @@ from collections import namedtuple
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-Replaced = namedtuple("Replaced", "replaced kept")
+
+class Replaced(namedtuple("Replaced", "replaced kept")):
+    """what replace_norms answers; out: {} unless it was given an example"""
+    out = {}
+
+
 RmsFormula = namedtuple("RmsFormula", "weight eps offset")  # weight: the parameter's name
 
 aten = torch.ops.aten
@@ -88,19 +93,19 @@ def restore(base):
 def subclass_of(base):
     """base with a forward by the kernels; pickled as what it is made of"""
     if base not in made:
-        from . import compiles, rms_norm
+        from . import _out_dtype, compiles, rms_norm
 
         def forward(self, *rows, **named):
             if compiles():
                 return base.forward(self, *rows, **named)
             x, = (*rows, *named.values())
             weight = getattr(self, self.plumb.weight)
-            return rms_norm(x, weight.shape, weight, self.plumb.eps, offset=self.plumb.offset)
+            return rms_norm(x, weight.shape, weight, self.plumb.eps, offset=self.plumb.offset, out_dtype=_out_dtype(self, x))
 
         def __reduce_ex__(self, protocol):
             return restore, (base,), self.__dict__
 
-        made[base] = type(base.__name__, (base,), {"forward": forward, "__reduce_ex__": __reduce_ex__,
+        made[base] = type(base.__name__, (base,), {"forward": forward, "__reduce_ex__": __reduce_ex__, "feeds_products": False,
                                                    "__module__": base.__module__, "__doc__": base.__doc__})
     return made[base]
 

@@ -57,10 +57,11 @@ def new_like(x):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def run_forward(x, residual, C, weight, bias, eps, rms, want_statistics):
+def run_forward(x, residual, C, weight, bias, eps, rms, want_statistics, out_dtype=None):
     """out, sum (None without residual), statistics (2,N)"""
     x, residual, weight, bias = (None if t is None else t.contiguous() for t in (x, residual, weight, bias))
-    out, total, statistics = new_like(x), None if residual is None else new_like(x), None
+    out = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
+    total, statistics = None if residual is None else new_like(x), None
     if want_statistics:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         statistics = torch.empty((2, x.numel() // C), dtype=dtype, device=x.device)
@@ -70,9 +71,9 @@ def run_forward(x, residual, C, weight, bias, eps, rms, want_statistics):
 
 class Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, residual, weight, bias, normalized_shape, eps, rms):
+    def forward(ctx, x, residual, weight, bias, normalized_shape, eps, rms, out_dtype=None):
         C = math.prod(normalized_shape)
-        out, total, statistics = run_forward(x, residual, C, weight, bias, eps, rms, True)
+        out, total, statistics = run_forward(x, residual, C, weight, bias, eps, rms, True, out_dtype)
         ctx.save_for_backward(x if residual is None else total, weight, bias, statistics)
         ctx.C, ctx.normalized_shape, ctx.eps, ctx.rms = C, normalized_shape, eps, rms
         ctx.set_materialize_grads(False)
@@ -83,10 +84,10 @@ class Function(torch.autograd.Function):
         x, weight, bias, statistics = ctx.saved_tensors
         need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
         if dout is None:
-            return dtotal, dtotal if need_residual else None, None, None, None, None, None
+            return dtotal, dtotal if need_residual else None, None, None, None, None, None, None
         if torch.is_grad_enabled() or has_tangent(dout, dtotal) or is_transformed(dout, dtotal):
             dx, dweight, dbias = differentiable(ctx, dout, dtotal)
-            return dx, dx if need_residual else None, dweight, dbias, None, None, None
+            return dx, dx if need_residual else None, dweight, dbias, None, None, None, None
         dx = dweight = dbias = None
         if need_x or need_residual:
             dx = new_like(x) if dtotal is None else dtotal.clone(memory_format=torch.contiguous_format)
@@ -96,7 +97,7 @@ class Function(torch.autograd.Function):
             dbias = new_like(bias)
         operators.backward(dx, dweight, dbias, dout.contiguous(), x.contiguous(), statistics,
                            None if weight is None else weight.contiguous(), ctx.C, dtotal is not None, ctx.rms)
-        return dx, dx if need_residual else None, dweight, dbias, None, None, None
+        return dx, dx if need_residual else None, dweight, dbias, None, None, None, None
 
 
 def differentiable(ctx, dout, dtotal):
@@ -132,28 +133,33 @@ def learns(*tensors):
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def layer_norm(x, normalized_shape, weight, bias, eps, rms=False):
-    if not takes(x, normalized_shape, weight, bias) or has_tangent(x, weight, bias) or is_transformed():
-        if rms:
-            return torch.nn.functional.rms_norm(x, normalized_shape, weight, eps)
-        return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
+def takes_out(x, out_dtype):
+    return out_dtype in (None, x.dtype) or (x.dtype == torch.float32 and out_dtype in (torch.bfloat16, torch.float16))
+
+
+def layer_norm(x, normalized_shape, weight, bias, eps, out_dtype=None, rms=False):
+    if not takes(x, normalized_shape, weight, bias) or not takes_out(x, out_dtype) or \
+            has_tangent(x, weight, bias) or is_transformed():
+        y = (torch.nn.functional.rms_norm(x, normalized_shape, weight, eps) if rms else
+             torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps))
+        return y if out_dtype is None else y.to(out_dtype)
     if learns(x, weight, bias):
-        return Function.apply(x, None, weight, bias, tuple(normalized_shape), eps, rms)
-    return run_forward(x, None, math.prod(normalized_shape), weight, bias, eps, rms, False)[0]
+        return Function.apply(x, None, weight, bias, tuple(normalized_shape), eps, rms, out_dtype)
+    return run_forward(x, None, math.prod(normalized_shape), weight, bias, eps, rms, False, out_dtype)[0]
 
 
 def residual_layer_norm(x, residual, normalized_shape, weight, bias, eps, rms=False):
     if not takes(x, normalized_shape, weight, bias) or not alike(x, residual) or \
             has_tangent(x, residual, weight, bias) or is_transformed():
         total = x + residual
-        return layer_norm(total, normalized_shape, weight, bias, eps, rms), total
+        return layer_norm(total, normalized_shape, weight, bias, eps, rms=rms), total
     if learns(x, residual, weight, bias):
         return Function.apply(x, residual, weight, bias, tuple(normalized_shape), eps, rms)
     return run_forward(x, residual, math.prod(normalized_shape), weight, bias, eps, rms, False)[:2]
 
 
-def rms_norm(x, normalized_shape, weight, eps):
-    return layer_norm(x, normalized_shape, weight, None, eps, rms=True)
+def rms_norm(x, normalized_shape, weight, eps, out_dtype=None):
+    return layer_norm(x, normalized_shape, weight, None, eps, out_dtype, rms=True)
 
 
 def residual_rms_norm(x, residual, normalized_shape, weight, eps):

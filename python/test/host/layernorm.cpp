@@ -64,6 +64,7 @@ size_t workspace_bytes(int64_t C) { return 1024 * (size_t)C; }
 
 void forward_row(const llmc_layernorm_forward_args& a, int64_t n, std::vector<double>& row) {
     int W = a.weight_dtype != 0 ? a.weight_dtype : a.dtype, S = statistics_type(a.dtype);
+    int O = a.out_dtype != 0 ? a.out_dtype : a.dtype;
     double mean = 0, variance = 0;
     for (int64_t c = 0; c < a.C; ++c) {
         row[c] = get(a.inp, a.dtype, n * or_columns(a.inp_stride, a.C) + c);
@@ -78,7 +79,7 @@ void forward_row(const llmc_layernorm_forward_args& a, int64_t n, std::vector<do
     for (int64_t c = 0; c < a.C; ++c) {
         double w = a.weight != nullptr ? get(a.weight, W, c) : 1,
                b = a.bias != nullptr ? get(a.bias, W, c) : 0;
-        put(a.out, a.dtype, n * or_columns(a.out_stride, a.C) + c, (row[c] - mean) * rstd * w + b);
+        put(a.out, O, n * or_columns(a.out_stride, a.C) + c, (row[c] - mean) * rstd * w + b);
     }
     if (a.mean != nullptr) { put(a.mean, S, n, mean); }
     if (a.rstd != nullptr) { put(a.rstd, S, n, rstd); }
@@ -92,7 +93,8 @@ void backward_row(const llmc_layernorm_backward_args& a, int64_t n, std::vector<
     auto xhat = [&](int64_t c) {
         return (get(a.inp, a.dtype, n * or_columns(a.inp_stride, a.C) + c) - mean) * rstd;
     };
-    auto dout = [&](int64_t c) { return get(a.dout, a.dtype, n * or_columns(a.dout_stride, a.C) + c); };
+    int D = a.dout_dtype != 0 ? a.dout_dtype : a.dtype;
+    auto dout = [&](int64_t c) { return get(a.dout, D, n * or_columns(a.dout_stride, a.C) + c); };
     auto weight = [&](int64_t c) { return a.weight != nullptr ? get(a.weight, W, c) : 1; };
     for (int64_t c = 0; c < a.C; ++c) {
         dw[c] += dout(c) * xhat(c);
