@@ -31,6 +31,7 @@ inline std::string layout_text(LayerNormOp op, const layernorm::Call& call, cons
             return whole ? use("kShortBackward", layouts::kShortBackward)
                          : use("kShortBackwardPieces", layouts::kShortBackwardPieces);
         case Kernel::kRowInRegisters:
+            if (call.mixed) { return use("kRowInRegistersMixed", layouts::kRowInRegistersMixed); }
             return half ? use("kRowInRegisters16", layouts::kRowInRegisters16)
                         : use("kRowInRegisters32", layouts::kRowInRegisters32);
         case Kernel::kTeamRing:

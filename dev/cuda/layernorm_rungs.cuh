@@ -60,7 +60,7 @@ inline size_t shipped_scratch(int64_t, int C) { return layernorm_backward_scratc
 
 // Do its launches overlap? All kernels' do but the fallback's, which has fp64 and what the others leave to it.
 inline bool forward_overlaps(const Problem& p) {
-    if (p.form.out) { return p.C % 4 == 0 && p.C > 256; }
+    if (p.form.out) { return p.C % 4 == 0 && p.C > 256 && p.C <= 16384; }
     bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0, residual = p.reads > 1;
     int most = whole || !residual ? 262144 : p.dtype == Dtype::kFp32 ? 84480 : 100352;
     return p.dtype != Dtype::kFp64 && p.C <= most;

@@ -158,7 +158,8 @@ inline Maybe forward_row_in_registers(const Call& call, const Gpu& gpu) {
     if (!call.whole() || call.drops_apart || call.C <= kThresholds.short_vectors * vector) { return {}; }
     if (call.mixed && call.adds) { return {}; }
     bool rare = call.adds && !call.same_weights;
-    auto table = for_bytes(call.bytes, layouts::kRowInRegisters16, layouts::kRowInRegisters32);
+    auto table = call.mixed ? Table<layouts::RowInRegisters>(layouts::kRowInRegistersMixed)
+                            : for_bytes(call.bytes, layouts::kRowInRegisters16, layouts::kRowInRegisters32);
     int i = layout_for(table, call, rare, gpu);
     if (i < 0) { return {}; }
     int warps = table[i].warps, blocks = warps / spread_warps(warps);

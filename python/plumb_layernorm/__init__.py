@@ -61,7 +61,7 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, *, out
     several), times weight, plus bias, both of that shape. For what is copied, and what goes to PyTorch:
     help(plumb_layernorm). out_dtype: the type of the result, else input's. bfloat16 or float16 beside a float32 input are
     written, and their gradient is read, by the kernels: where a product in 16 bits follows, as under autocast, neither is cast
-    by a pass of its own. The result of more than 256 aligned columns, a multiple of 4, has the bits of a cast one."""
+    by a pass of its own."""
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
     return _layer_norm(input, normalized_shape, weight, bias, eps, out_dtype)

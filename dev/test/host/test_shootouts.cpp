@@ -85,6 +85,8 @@ TEST_CASE("options of the shootouts") {
     CHECK((parse({}).wants("v1") && !parse({}).check));
     CHECK(parse({"--check"}).check);
     CHECK((parse({"--latency"}).latency && !parse({}).latency));
+    o = parse({"--out", "fp16", "--copy"});
+    CHECK((o.out == Dtype::kFp16 && o.copy && o.dtypes == std::vector<Dtype>{Dtype::kFp32}));
 
     auto complaint = [&](std::vector<const char*> words) -> std::string {
         const Error error = error_of([&] { parse(words); });
@@ -93,6 +95,7 @@ TEST_CASE("options of the shootouts") {
     CHECK(complaint({"--shapes", "8x8"}).starts_with("unknown option '--shapes'. Did you mean --shape?"));
     CHECK(complaint({"--for-sanitizer"}).starts_with("--for-sanitizer needs --check, which is missing."));
     CHECK(parse({"--for-sanitizer", "--check"}).for_sanitizer);
+    CHECK(complaint({"--copy"}).starts_with("--copy needs --out, which is missing."));
     CHECK(complaint({"--sweep", "--check"}).starts_with("--check and --sweep: give one or the other."));
     CHECK(complaint({"--shape", ""}).starts_with("--shape: '' is empty. Expected NxC[,NxC]."));
     for (const char* shape : {"5", "5x", "x5", "5x0", "5x5x5", "-1x5", "5x99999999999", "5 x5", "5.0x5"}) {

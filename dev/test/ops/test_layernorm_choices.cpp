@@ -389,6 +389,27 @@ TEST_CASE("layernorm choices: what models' widths, and odd ones, get") {
                          {{kAccumulate, 4, true, 1}}});
 }
 
+TEST_CASE("layernorm choices: fp32 rows beside 16 bits") {
+    Call call{.N = 4096, .C = 768, .bytes = 4, .piece = 4, .mixed = true};
+    for (int i = 0; i < (int)std::size(layouts::kTeamRingMixed); i++) {
+        call.C = layouts::kTeamRingMixed[i].columns;
+        for (bool adds : {false, true}) {
+            call.adds = adds;
+            const Choice choice = *choose_backward(call, kH100);
+            CHECK_MESSAGE((choice.kernel == kTeamRing && choice.layout == i),
+                          fmt::format("{} columns", call.C));
+            CHECK((*choose_backward(call, kA100)).kernel == kFallback);
+        }
+    }
+    call.adds = false;
+    CHECK((*choose_forward(call, kH100)).kernel == kRowInRegisters);
+    call.adds = true;  // a residual: by a kernel of its own
+    CHECK((*choose_forward(call, kH100)).kernel == kSumFirst);
+    call = {.N = 4096, .C = 769, .bytes = 4, .piece = 1, .mixed = true};
+    CHECK((*choose_forward(call, kH100)).kernel == kFallback);
+    CHECK((*choose_backward(call, kH100)).kernel == kFallback);
+}
+
 TEST_CASE("layernorm choices: explained without a GPU") {
     ShootoutOptions o;
     o.shapes = {{4096, 1000}};

@@ -377,7 +377,7 @@ template <typename T, typename W, typename Out>
 bool launch(const LayerNormForwardRows<T, W, Out>& call, const Choice& choice, cudaStream_t stream) {
     bool residual = call.residual != nullptr;
     if constexpr (!std::is_same_v<T, Out>) {  // a residual is added first
-        return launch_layout<layouts::kRowInRegisters32, false>(call, choice, stream);
+        return launch_layout<layouts::kRowInRegistersMixed, false>(call, choice, stream);
     } else if constexpr (sizeof(T) == 2) {
         return residual ? launch_layout<layouts::kRowInRegisters16, true>(call, choice, stream)
                         : launch_layout<layouts::kRowInRegisters16, false>(call, choice, stream);
