@@ -93,7 +93,7 @@ def make_library(target, host):
     if not built:
         built = f"build/wheel/{LIBRARY}"
         arch = os.environ.get("PLUMB_ARCH")  # without it the Makefile asks this machine
-        run("make", "BUILD=build/wheel", "MARCH=x86-64-v2", *([f"ARCH={arch}"] if arch else []), built)
+        run("make", "BUILD=build/wheel", "MARCH=x86-64-v2", "LINEINFO=", *([f"ARCH={arch}"] if arch else []), built)
     shutil.copy(ROOT / built, target)
 
 

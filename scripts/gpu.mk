@@ -8,8 +8,9 @@ GPUS     := $(patsubst sm_90,sm_90a,$(foreach a,$(ARCH),$(if $(filter sm_% compu
 GENCODE  := $(foreach a,$(GPUS),-gencode arch=compute_$(patsubst sm_%,%,$(patsubst compute_%,%,$(a)))$(comma)code=$(a))
 # {fmt} knows too little of nvcc: its checks of formats are made where the host's compiler reads the same headers
 FORMAT_FLAGS := -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1
-# -compress-all: kernels take a fifth of the space
-NVCCFLAGS := -std=c++20 -O3 -I. $(FORMAT_FLAGS) $(DEPS_CPPFLAGS) -lineinfo --expt-relaxed-constexpr -Xfatbin -compress-all \
+# -compress-all: kernels take a fifth of the space; LINEINFO: for profilers, twice the space
+LINEINFO  ?= -lineinfo
+NVCCFLAGS := -std=c++20 -O3 -I. $(FORMAT_FLAGS) $(DEPS_CPPFLAGS) $(LINEINFO) --expt-relaxed-constexpr -Xfatbin -compress-all \
              $(GENCODE) -MMD -MP -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
 CUDA      := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 # without a toolkit, NVIDIA's headers from PyPI, for what is compiled for the CPU (dev/emulate/README.md)

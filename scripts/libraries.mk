@@ -33,4 +33,13 @@ $(INSTALLS): install-%: $(BUILD)/libllmc_%.so
 	    "Version: $(SOVERSION).$$(sed -n 's/.*_ABI_VERSION = \([0-9]*\).*/\1/p' $(INTERFACE))" \
 	    'Cflags: -I$${prefix}/include' 'Libs: -L$${prefix}/lib -lllmc_$*' >$(AT)/lib/pkgconfig/llmc_$*.pc
 
-.PHONY: install $(INSTALLS)
+#:   make wheels                            the PyTorch package as a release carries it, in dist/: python/README.md; PYTHON=python3
+PYTHON     ?= python3
+WHEEL_GPUS := sm_80 sm_86 sm_89 sm_90a sm_100 sm_120 compute_120
+wheels:
+	rm -rf $(BUILD)/wheels
+	PLUMB_ARCH="$${PLUMB_ARCH-$(WHEEL_GPUS)}" $(PYTHON) -m pip wheel --no-deps . -w $(BUILD)/wheels
+	$(PYTHON) -m auditwheel repair --plat manylinux_2_35_$(shell uname -m) --exclude 'libtorch*' --exclude 'libc10*' -w dist \
+	    $(BUILD)/wheels/*.whl
+
+.PHONY: install wheels $(INSTALLS)

@@ -84,9 +84,9 @@ void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& stati
     check(llmc_layernorm_forward(&a));
 }
 
-// dx is added to (+=) if accumulate_dx
+// dx is added to (+=) if accumulate_dx; mean is not read with rms
 void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTensor& dbias, const Tensor& dout,
-              const Tensor& x, const Tensor& statistics, const MaybeTensor& weight, int64_t C,
+              const Tensor& x, const MaybeTensor& mean, const Tensor& rstd, const MaybeTensor& weight, int64_t C,
               bool accumulate_dx, bool rms) {
     StablePlace place(x.get_device_index());
     llmc_layernorm_backward_args a{};
@@ -106,8 +106,8 @@ void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTens
     a.dout_dtype = type_code(dout);
     a.inp = x.const_data_ptr();
     a.weight = readable(weight);
-    a.mean = statistics.const_data_ptr();
-    a.rstd = second_row((const char*)a.mean, x, a.N);
+    a.mean = readable(mean);
+    a.rstd = rstd.const_data_ptr();
     a.stream = place.stream();
     check(llmc_layernorm_backward_workspace(C, &a.workspace_size));
     Tensor workspace = new_bytes((int64_t)a.workspace_size, x);
@@ -155,8 +155,8 @@ STABLE_TORCH_LIBRARY(plumb_layernorm_stable, m) {
         "forward(Tensor(a!) out, Tensor(b!)? sum, Tensor(c!)? statistics, Tensor x, Tensor? residual, "
         "Tensor? weight, Tensor? bias, int C, float eps, bool rms) -> ()");
     m.def(
-        "backward(Tensor(a!)? dx, Tensor(b!)? dweight, Tensor(c!)? dbias, Tensor dout, Tensor x, Tensor "
-        "statistics, Tensor? weight, int C, bool accumulate_dx, bool rms) -> ()");
+        "backward(Tensor(a!)? dx, Tensor(b!)? dweight, Tensor(c!)? dbias, Tensor dout, Tensor x, Tensor? "
+        "mean, Tensor rstd, Tensor? weight, int C, bool accumulate_dx, bool rms) -> ()");
     m.def(
         "forward_fp8(Tensor(a!) out, Tensor(b!)? transposed, Tensor(c!) amax, Tensor(d!) statistics, "
         "Tensor(e!)? sum, "

@@ -35,9 +35,10 @@ Calls are queued on the current stream, and CUDA graphs may capture them. The ba
 rows of more than 65536 elements go to
 PyTorch where that would be several times the size of the tensors.
 
-Under torch.compile, torch.export, torch.onnx.export and torch.jit.trace the modules LayerNorm and RMSNorm are PyTorch's
-own operators, which Inductor fuses with what is around them, and which need no package to be loaded. The
-functions stay operators of this package, which it cannot look into.
+Under torch.compile the forward pass is PyTorch's own operations, which Inductor fuses with what is around them; the
+backward pass is this package's kernel where that is ahead of Inductor's (rows of 16 bits, a weight that learns:
+plumb_layernorm._compiled.kernel_is_ahead), else PyTorch's, too. In programs of torch.export, torch.onnx.export and torch.jit.trace
+all is PyTorch's, and no package is needed to load them.
 
 backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the
 portable operators; torch.autograd.Function around them costs some microseconds of Python a call, and
@@ -46,8 +47,10 @@ PLUMB_LAYERNORM_BACKEND=stable in the environment asks for one.
 """
 import torch
 
+from . import _compiled
 from ._backend import (backend, layer_norm as _layer_norm, residual_layer_norm as _residual_layer_norm,
                        residual_rms_norm as _residual_rms_norm, rms_norm as _rms_norm)
+from ._compiled import compiles
 from ._fp8 import LayerNormFp8, layer_norm_fp8
 from ._products import find_products
 from ._replace import Replaced, why_kept
@@ -64,7 +67,7 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, *, out
     by a pass of its own."""
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
-    return _layer_norm(input, normalized_shape, weight, bias, eps, out_dtype)
+    return (_compiled.layer_norm if compiles() else _layer_norm)(input, normalized_shape, weight, bias, eps, out_dtype)
 
 
 def residual_layer_norm(x, residual, normalized_shape, weight=None, bias=None, eps=1e-5):
@@ -75,7 +78,8 @@ def residual_layer_norm(x, residual, normalized_shape, weight=None, bias=None, e
     torch.autograd.grad for it see what comes from its other uses, without the LayerNorm's part."""
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
-    return _residual_layer_norm(x, residual, normalized_shape, weight, bias, eps)
+    norm = _compiled.residual_layer_norm if compiles() else _residual_layer_norm
+    return norm(x, residual, normalized_shape, weight, bias, eps)
 
 
 def rms_norm(input, normalized_shape, weight=None, eps=None, *, offset=0.0, out_dtype=None):
@@ -84,13 +88,13 @@ def rms_norm(input, normalized_shape, weight=None, eps=None, *, offset=0.0, out_
     also where float32 weights are beside 16 bits. With an offset, 1 in Gemma's, weight is weight + offset, which is added in
     float32 and not rounded to the weight's type. out_dtype: as layer_norm's."""
     shape, weight, eps = _of_rms(input, normalized_shape, weight, eps, offset)
-    return _rms_norm(input, shape, weight, eps, out_dtype)
+    return (_compiled.rms_norm if compiles() else _rms_norm)(input, shape, weight, eps, out_dtype)
 
 
 def residual_rms_norm(x, residual, normalized_shape, weight=None, eps=None, *, offset=0.0):
     """(rms_norm(new_residual, ...), new_residual), where new_residual = x + residual: as residual_layer_norm"""
     shape, weight, eps = _of_rms(x, normalized_shape, weight, eps, offset)
-    return _residual_rms_norm(x, residual, shape, weight, eps)
+    return (_compiled.residual_rms_norm if compiles() else _residual_rms_norm)(x, residual, shape, weight, eps)
 
 
 def _of_rms(x, normalized_shape, weight, eps, offset):
@@ -102,12 +106,6 @@ def _of_rms(x, normalized_shape, weight, eps, offset):
     return shape, weight, eps
 
 
-def compiles():
-    """whether a program is being made of the calls, which is to have PyTorch's operators"""
-    return backend != "torch" and (torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
-                                   or torch.jit.is_tracing())
-
-
 def _out_dtype(module, x):
     """autocast's type, if replace_norms has found that products alone read the module's result; None: x's"""
     if not module.feeds_products or x.dtype != torch.float32 or not torch.is_autocast_enabled(x.device.type):
@@ -116,19 +114,17 @@ def _out_dtype(module, x):
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm, its arguments, parameters and state dict, by layer_norm above; under
-    torch.compile and in exported programs by PyTorch's operator: help(plumb_layernorm)"""
+    """torch.nn.LayerNorm, its arguments, parameters and state dict, by layer_norm above"""
     feeds_products = False
 
     def forward(self, input):
-        if compiles():
-            return _for_the_compiler(input, self.normalized_shape, self.weight, self.bias, self.eps)
-        return _layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, _out_dtype(self, input))
+        norm = _compiled.layer_norm if compiles() else _layer_norm
+        return norm(input, self.normalized_shape, self.weight, self.bias, self.eps, _out_dtype(self, input))
 
 
 class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm, its arguments, parameters and state dict, by rms_norm above, and its offset, with which weight
-    begins as 1 - offset; under torch.compile and in exported programs by PyTorch's operators: help(plumb_layernorm)"""
+    begins as 1 - offset"""
     offset = 0.0
     feeds_products = False
 
@@ -142,18 +138,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x):
         shape, weight, eps = _of_rms(x, self.normalized_shape, self.weight, self.eps, self.offset)
-        if compiles():
-            return torch.nn.functional.rms_norm(x if weight is None else x.to(weight.dtype), shape, weight, eps).to(x.dtype)
-        return _rms_norm(x, shape, weight, eps, _out_dtype(self, x))
-
-
-def _for_the_compiler(x, normalized_shape, weight, bias, eps):
-    parameter = bias if weight is None else weight
-    # PyTorch's operator for CUDA takes no float32 parameters beside 16-bit rows
-    mixed = (parameter is not None and parameter.dtype == torch.float32
-             and x.dtype in (torch.bfloat16, torch.float16))
-    rows = x.float() if mixed else x
-    return torch.nn.functional.layer_norm(rows, normalized_shape, weight, bias, eps).to(x.dtype)
+        return (_compiled.rms_norm if compiles() else _rms_norm)(x, shape, weight, eps, _out_dtype(self, x))
 
 
 def replace_layernorms(model):

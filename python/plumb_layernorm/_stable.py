@@ -95,7 +95,7 @@ class Function(torch.autograd.Function):
             dweight = new_like(weight)
         if need_bias:
             dbias = new_like(bias)
-        operators.backward(dx, dweight, dbias, dout.contiguous(), x.contiguous(), statistics,
+        operators.backward(dx, dweight, dbias, dout.contiguous(), x.contiguous(), *statistics,
                            None if weight is None else weight.contiguous(), ctx.C, dtotal is not None, ctx.rms)
         return dx, dx if need_residual else None, dweight, dbias, None, None, None, None
 
