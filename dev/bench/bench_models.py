@@ -12,12 +12,11 @@ over float32 weights; compiled: torch.compile of the model and its loss.
 A step, both passes and AdamW, is one CUDA graph. ms: the median step; nn / ours: by medians; rounds: least and greatest;
 kernels: of this library in a step of ours. loss: the mean of the last eighth of --steps steps of ours; apart: from nn's, from
 the same weights with the same batches; orders: how far nn's are apart for three orders of them. It ends with 1 where ours
-is further from nn than those. --before COMMAND: between compiling and timing, to wait for others.
+is further from nn than those.
 """
 import copy
 import itertools
 import statistics
-import subprocess
 import time
 import types
 
@@ -152,12 +151,12 @@ class Run:
         for _ in range(WARMUP):
             self.step()
         self.replay = self.step
-        if device == "cuda":
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-                self.step()
-            self.replay = graph.replay
+
+    def capture(self, pool):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+            self.step()
+        self.replay = graph.replay
 
     def step(self):
         with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
@@ -209,8 +208,10 @@ def race(name, mode, o, device):
         batches = [[t.bfloat16() if t.is_floating_point() else t for t in batch] for batch in batches]
     other = with_ours(copy.deepcopy(model))
     nn_s, ours = (Run(each, batches[0], mode, device) for each in (model, other))
-    if o.before:
-        subprocess.run(o.before, shell=True, check=True)
+    if device == "cuda":
+        pool = torch.cuda.graph_pool_handle()
+        for run in (nn_s, ours):
+            run.capture(pool)
     rounds = [[milliseconds(run) for run in (nn_s, ours)] for _ in range(ROUNDS)]
     ms, ratios = [statistics.median(times) for times in zip(*rounds)], [a / b for a, b in rounds]
     row = {"row": f"{name} {mode}", "nn ms": round(ms[0], 3), "ours ms": round(ms[1], 3), "nn / ours": round(ms[0] / ms[1], 4),
@@ -228,7 +229,6 @@ def main():
     p.add_argument("--modes", type=lambda names: names.split(","), default=MODES)
     p.add_argument("--small", action="store_true")
     p.add_argument("--steps", type=int, default=24)
-    p.add_argument("--before", metavar="COMMAND")
     p.add_argument("--json", metavar="FILE")
     o = p.parse_args()
     for unknown in set(o.models) - set(SIZES) | set(o.modes) - set(MODES):
