@@ -131,7 +131,7 @@ def with_ours(model):
     one_pass = getattr(plumb_layernorm, "layer_norm_modulate", None)
     for block in model.modules():
         if one_pass and isinstance(block, DiTBlock):
-            block.modulate = lambda norm, x, scale, shift: one_pass(x, scale, shift, eps=1e-6)
+            block.modulate = lambda norm, x, scale, shift: one_pass(x, scale.squeeze(1), shift.squeeze(1), eps=norm.eps)
     return model
 
 
