@@ -166,6 +166,14 @@ def test_autocast():
     assert BACKWARD in backward and results[0].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("function", [plumb_layernorm.layer_norm, plumb_layernorm.rms_norm])
+def test_out_dtype(function):
+    (x, weight, _), dy = columns((6, 1024), torch.float32)
+    _, (y, *gradients) = graphs_of(lambda x, w: function(x, 1024, w, eps=1e-6, out_dtype=torch.bfloat16), learning(x, weight), dy)
+    assert y.dtype == torch.bfloat16
+    near([y, *gradients], exact(lambda x, w: function(x, 1024, w, eps=1e-6), (x, weight), dy.bfloat16()))
+
+
 @pytest.mark.skipif(DEVICE != "cuda", reason="of CUDA graphs")
 def test_reduce_overhead():
     model, other = new_blocks()
