@@ -86,8 +86,8 @@ void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& stati
 
 // dx is added to (+=) if accumulate_dx; mean is not read with rms
 void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTensor& dbias, const Tensor& dout,
-              const Tensor& x, const MaybeTensor& mean, const Tensor& rstd, const MaybeTensor& weight, int64_t C,
-              bool accumulate_dx, bool rms) {
+              const Tensor& x, const MaybeTensor& mean, const Tensor& rstd, const MaybeTensor& weight,
+              int64_t C, bool accumulate_dx, bool rms) {
     StablePlace place(x.get_device_index());
     llmc_layernorm_backward_args a{};
     a.struct_size = sizeof a;
