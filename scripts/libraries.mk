@@ -33,7 +33,7 @@ $(INSTALLS): install-%: $(BUILD)/libllmc_%.so
 	    "Version: $(SOVERSION).$$(sed -n 's/.*_ABI_VERSION = \([0-9]*\).*/\1/p' $(INTERFACE))" \
 	    'Cflags: -I$${prefix}/include' 'Libs: -L$${prefix}/lib -lllmc_$*' >$(AT)/lib/pkgconfig/llmc_$*.pc
 
-#:   make wheels                            the PyTorch package as a release carries it, in dist/: python/README.md; PYTHON=python3
+#:   make wheels PYTHON=python3             the PyTorch package as a release carries it, in dist/: python/README.md
 PYTHON     ?= python3
 WHEEL_GPUS := sm_80 sm_86 sm_89 sm_90a sm_100 sm_120 compute_120
 wheels:

@@ -37,8 +37,8 @@ PyTorch where that would be several times the size of the tensors.
 
 Under torch.compile the forward pass is PyTorch's own operations, which Inductor fuses with what is around them; the
 backward pass is this package's kernel where that is ahead of Inductor's (rows of 16 bits, a weight that learns:
-plumb_layernorm._compiled.kernel_is_ahead), else PyTorch's, too. In programs of torch.export, torch.onnx.export and torch.jit.trace
-all is PyTorch's, and no package is needed to load them.
+plumb_layernorm._compiled.kernel_is_ahead), else PyTorch's, too. In programs of torch.export, torch.onnx.export and
+torch.jit.trace all is PyTorch's, and no package is needed to load them.
 
 backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the
 portable operators; torch.autograd.Function around them costs some microseconds of Python a call, and

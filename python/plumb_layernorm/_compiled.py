@@ -1,5 +1,5 @@
-"""The norms in what torch.compile, torch.export and torch.jit.trace make programs of: PyTorch's operations, which Inductor fuses
-with what is around them, and under torch.compile, where that is ahead, this package's kernel for the backward pass."""
+"""The norms in what torch.compile, torch.export and torch.jit.trace make programs of: PyTorch's operations, which Inductor
+fuses with what is around them, and under torch.compile, where that is ahead, this package's kernel for the backward pass."""
 import math
 
 import torch
