@@ -115,9 +115,9 @@ def new_blocks(norm=nn.LayerNorm, **more):
 
 def as_near(found, model, x):
     """to float64's as those of nn's model, in twice its units and one more: 16 bits lie between the layers"""
-    exact = trained(copy.deepcopy(model).double(), x.double(), False)
-    for a, b, exact in zip(found, trained(model, x, False), exact, strict=True):
-        assert a.dtype == b.dtype and error(a, exact) <= 2 * error(b, exact) + 1
+    precise = trained(copy.deepcopy(model).double(), x.double(), False)
+    for a, b, c in zip(found, trained(model, x, False), precise, strict=True):
+        assert a.dtype == b.dtype and error(a, c) <= 2 * error(b, c) + 1
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
