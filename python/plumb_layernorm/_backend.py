@@ -25,6 +25,8 @@ def choose():
         return "torch"
     if extension_file().exists():
         return "extension"
+    if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 10):
+        raise ImportError(f"plumb_layernorm: PyTorch is {torch.__version__}, expected 2.10 or later")
     built = sorted(p.stem[len("libplumb_torch_"):].replace("_", ".")
                    for p in FOLDER.glob("libplumb_torch_*.so"))
     if not (FOLDER / "libplumb_stable.so").exists():
