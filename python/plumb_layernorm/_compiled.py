@@ -9,7 +9,7 @@ from torch.jit import is_tracing
 from ._backend import backend
 
 if backend != "torch":
-    from ._stable import alike, learns, new_like, operators, takes, takes_out
+    from ._stable import alike, is_transformed, learns, new_like, operators, takes, takes_out
 
 F = torch.nn.functional
 
@@ -20,9 +20,10 @@ def compiles():
 
 
 @torch.compiler.assume_constant_result
-def exports():
-    """asked while Dynamo looks on, which would say True of torch.compile, too"""
-    return is_exporting()
+def needs_pytorchs():
+    """whether an exported program or a derivative of torch.func comes of it. Dynamo takes the answer as it is when it traces:
+    looking into this, it would take is_exporting() for True under torch.compile, too"""
+    return is_exporting() or is_transformed()
 
 
 def kernel_is_ahead(x, normalized_shape, weight, bias, out_dtype=None):
@@ -32,7 +33,7 @@ def kernel_is_ahead(x, normalized_shape, weight, bias, out_dtype=None):
     rows. Between float32 rows and 16-bit products Inductor leaves out the conversions, and without a weight it
     needs no sums over columns; narrower rows than these have not been measured."""
     columns = math.prod(normalized_shape)
-    return (is_dynamo_compiling() and not exports() and x.dtype.itemsize == 2
+    return (is_dynamo_compiling() and not needs_pytorchs() and x.dtype.itemsize == 2
             and 512 <= columns <= 65536 and columns % 8 == 0 and weight is not None and learns(x) and learns(weight)
             and takes(x, normalized_shape, weight, bias) and takes_out(x, out_dtype))
 

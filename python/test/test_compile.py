@@ -154,6 +154,15 @@ def test_exported_training_is_pytorchs(strict):
     assert not any("plumb" in str(node.target) for node in program.graph.nodes)
 
 
+def test_derivatives_of_torch_func_are_pytorchs():
+    (x, weight, bias), dy = columns((6, 1024))
+    weight.requires_grad_()
+    torch.compiler.reset()
+    found = [torch.compile(torch.func.grad(lambda x, norm=norm: (norm(x, weight, bias) * dy).sum()), fullgraph=True)(x)
+             for norm in (ours, theirs)]
+    near(found[:1], found[1:])
+
+
 def test_autocast():
     """16-bit rows of a product before beside float32 weights"""
     model = nn.Sequential(nn.Linear(512, 512), plumb_layernorm.LayerNorm(512), nn.Linear(512, 512)).to(DEVICE)
