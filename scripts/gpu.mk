@@ -9,9 +9,10 @@ GENCODE  := $(foreach a,$(GPUS),-gencode arch=compute_$(patsubst sm_%,%,$(patsub
 # {fmt} knows too little of nvcc: its checks of formats are made where the host's compiler reads the same headers
 FORMAT_FLAGS := -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1
 # -compress-all: kernels take a fifth of the space; LINEINFO: for profilers, twice the space
+# UNRUN=1: what nobody runs is compiled soon rather than well (dev/test/test.mk)
 LINEINFO  ?= -lineinfo
-NVCCFLAGS := -std=c++20 -O3 -I. $(FORMAT_FLAGS) $(DEPS_CPPFLAGS) $(LINEINFO) --expt-relaxed-constexpr -Xfatbin -compress-all \
-             $(GENCODE) -MMD -MP -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
+NVCCFLAGS := -std=c++20 $(if $(UNRUN),-O0 --Ofast-compile=max,-O3) -I. $(FORMAT_FLAGS) $(DEPS_CPPFLAGS) $(LINEINFO) \
+             --expt-relaxed-constexpr -Xfatbin -compress-all $(GENCODE) -MMD -MP -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
 CUDA      := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 # without a toolkit, NVIDIA's headers from PyPI, for what is compiled for the CPU (dev/emulate/README.md)
 CUDA_HEADERS := $(patsubst %/cuda_bf16.h,%,$(firstword $(wildcard \
@@ -23,9 +24,9 @@ for_whom   = @echo "for $(GPUS)$(if $(DETECTED),, (no GPU here))"
 has_nvcc   = $(if $(NVCC),,$(error no nvcc: install the CUDA Toolkit, or set NVCC=path))
 gpu_objects = $(patsubst %.cu,$(BUILD)/%.cu.o,$(1))
 
-# for which GPUs what is there was compiled: if for others, it is compiled again
+# for which GPUs what is there was compiled, and how: if not so, it is compiled again
 $(BUILD)/arch: FORCE
-	$(call keep,'$(GPUS)' '$(GENCODE)')
+	$(call keep,'$(GPUS)' '$(GENCODE)' $(if $(UNRUN),UNRUN))
 
 define compile_cu
 $(has_nvcc)
@@ -42,6 +43,7 @@ define compile_host_cu
 $(COMPILE) -fPIC -isystem $(CUDA_HEADERS) -include cuda_runtime.h -x c++ -c $< -o $@
 endef
 $(call gpu_objects,$(HOST_CU)): compile_cu = $(compile_host_cu)
+$(call gpu_objects,$(HOST_CU)): OPTIMIZE := $(if $(UNRUN),$(PLAIN),$(OPTIMIZE))
 
 include llmc/layernorm/typed.mk
 GPU_SOURCES := $(wildcard $(addprefix llmc/,cuda/*.cu model/*/*.cu ops/*.cu ops/*/*.cu layernorm/fp8/*.cu)) $(LAYERNORM_SOURCES)
