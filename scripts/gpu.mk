@@ -36,14 +36,18 @@ endef
 $(BUILD)/%.cu.o: %.cu $(SETTINGS) $(BUILD)/arch
 	$(compile_cu)
 # no device code is in these: for the host's compiler, as nvcc reads a file three times
-HOST_CU := train_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/profile/activity model/gpu/decoder \
-    model/gpu/gpt2 ops/attention/c_abi ops/comm/device_comm ops/comm/host)
+HOST_CU := train_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/profile/activity model/profile/profile \
+    model/gpu/decoder model/gpu/gpt2 ops/attention/c_abi ops/comm/device_comm ops/comm/host ops/matmul/matmul) \
+    $(patsubst %,dev/cuda/%.cu,harness attention_forward attention_backward)
 define compile_host_cu
 @mkdir -p $(@D)
-$(COMPILE) -fPIC -isystem $(CUDA_HEADERS) -include cuda_runtime.h -x c++ -c $< -o $@
+$(COMPILE) -include $(PRECOMPILED) -Wno-unknown-pragmas -Wno-missing-field-initializers -isystem $(CUDA_HEADERS) \
+    -include cuda_runtime.h -x c++ -c $< -o $@
 endef
-$(call gpu_objects,$(HOST_CU)): compile_cu = $(compile_host_cu)
-$(call gpu_objects,$(HOST_CU)): OPTIMIZE := $(if $(UNRUN),$(PLAIN),$(OPTIMIZE))
+HOST_CU_OBJECTS := $(call gpu_objects,$(HOST_CU))
+$(HOST_CU_OBJECTS): compile_cu = $(compile_host_cu)
+$(HOST_CU_OBJECTS): OPTIMIZE := $(if $(UNRUN),$(PLAIN),$(OPTIMIZE))
+$(HOST_CU_OBJECTS): | $(if $(filter file,$(origin PRECOMPILED)),$(HEADERS))
 
 include llmc/layernorm/typed.mk
 GPU_SOURCES := $(wildcard $(addprefix llmc/,cuda/*.cu model/*/*.cu ops/*.cu ops/*/*.cu layernorm/fp8/*.cu)) $(LAYERNORM_SOURCES)

@@ -11,6 +11,7 @@ endef
 LAYERNORM_OBJECTS := $(call gpu_objects,$(LAYERNORM_SOURCES) llmc/layernorm/fp8/layernorm_fp8.cu)
 ATTENTION_OBJECTS := $(call gpu_objects,$(filter-out %/backward_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
 $(LAYERNORM_OBJECTS) $(ATTENTION_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
+$(filter %/c_abi.cu.o,$(LAYERNORM_OBJECTS) $(ATTENTION_OBJECTS)): CXXFLAGS += -fPIC
 $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) $(FORMAT) llmc/layernorm/c_abi.map scripts/libraries.mk
 	$(link_library)
 $(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) $(FORMAT) llmc/ops/attention/c_abi.map scripts/libraries.mk

@@ -4,13 +4,15 @@
 #include "dev/cuda/shootout.cuh"
 #include "llmc/cuda/device.cuh"
 #include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/mma.cuh"
+#include "llmc/cuda/measuring.cuh"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/attention/choose.h"
 #include "llmc/ops/attention/ladder/rungs.h"
 #include "llmc/ops/matmul/matmul.h"
 
 namespace llmc {
+
+using bf16 = __nv_bfloat16;
 
 inline int sequences_of(const Problem& p) { return (int)(p.N / p.T); }
 inline int heads_of(const Problem& p) { return p.C / kHeadColumns; }
@@ -52,25 +54,12 @@ inline Version attention_rung(const char* name, const char* idea,
 //   bytes          what must be read and written once, at the rate of a kernel that only copies (roof.cuh)
 // The rates are measured in the process, the first two once.
 
-// in [-1, 1): a product of zeros, or of what is not a number, takes another power and thus another time
-static __global__ void fill_bf16_kernel(bf16* p, int64_t n) {
-    int64_t threads = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads) {
-        uint32_t h = (uint32_t)i * 0x9e3779b9u;
-        h = (h ^ h >> 15) * 0x2c1b3c6du;
-        p[i] = (bf16)((int)(h ^ h >> 13) * 0x1p-31f);
-    }
-}
-
 // operations a microsecond
 inline double measure_products() {
     constexpr int n = 8192;
     DeviceMemory workspace(Matmul::kWorkspace), a(sizeof(bf16) * n * n), b(sizeof(bf16) * n * n),
         out(sizeof(bf16) * n * n);
-    for (const DeviceMemory* matrix : {&a, &b}) {
-        fill_bf16_kernel<<<1024, 256, 0, kStream>>>((bf16*)matrix->data(), (int64_t)n * n);
-        check_launch();
-    }
+    for (const DeviceMemory* matrix : {&a, &b}) { fill_bf16((bf16*)matrix->data(), (int64_t)n * n, kStream); }
     Matmul matmul(workspace.data(), false);
     Replay replay(1, [&](int) {
         matmul.forward((bf16*)out.data(), (bf16*)a.data(), (bf16*)b.data(), (const bf16*)nullptr, n, n, n,
@@ -79,31 +68,14 @@ inline double measure_products() {
     return 2.0 * n * n * n / replay.time(kWarmupReplays, kReplays).median;
 }
 
-constexpr int kChains = 4;
-
-// 2^-x again and again, which stays between 0 and 1
-static __global__ void exponentials_kernel(float* out, int steps) {
-    float x[kChains];
-    for (int k = 0; k < kChains; k++) { x[k] = (threadIdx.x + k) * 1e-3f; }
-    for (int i = 0; i < steps; i++) {
-#pragma unroll
-        for (int k = 0; k < kChains; k++) { x[k] = exp2_approx(-x[k]); }
-    }
-    float sum = 0;
-    for (float y : x) { sum += y; }
-    if (sum < 0) { *out = sum; }  // never: but the compiler does not know
-}
-
 // a microsecond
 inline double measure_exponentials() {
     constexpr int kThreads = 1024, kSteps = 4096;
     unsigned blocks = 2 * device_facts().multiprocessors;
     DeviceMemory out(sizeof(float));
-    Replay replay(1, [&](int) {
-        exponentials_kernel<<<blocks, kThreads, 0, kStream>>>((float*)out.data(), kSteps);
-        check_launch();
-    });
-    return (double)blocks * kThreads * kSteps * kChains / replay.time(kWarmupReplays, kReplays).median;
+    Replay replay(1, [&](int) { exponentials((float*)out.data(), kSteps, blocks, kThreads, kStream); });
+    return (double)blocks * kThreads * kSteps * kExponentialChains /
+           replay.time(kWarmupReplays, kReplays).median;
 }
 
 // the first two of a problem

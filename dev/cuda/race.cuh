@@ -8,16 +8,6 @@ namespace llmc {
 
 // ---- the same bits in every launch --------------------------------------------------------------
 
-static __global__ void count_differences_kernel(unsigned long long* count, const std::byte* a,
-                                                const std::byte* b, int64_t n) {
-    int64_t threads = (int64_t)gridDim.x * blockDim.x;
-    unsigned long long mine = 0;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads) {
-        mine += a[i] != b[i];
-    }
-    if (mine > 0) { atomicAdd(count, mine); }
-}
-
 // counts, on the device, the bytes in which outputs differ
 class Differences {
 public:
@@ -27,9 +17,8 @@ public:
     void add(const TensorSet& a, const TensorSet& b) {
         for (size_t i = 0; i < a.outputs().size(); i++) {
             const Tensor &x = a.outputs()[i], &y = b.outputs()[i];
-            count_differences_kernel<<<1024, 256, 0, kStream>>>((unsigned long long*)count_.data(), x.data(),
-                                                                y.data(), (int64_t)x.bytes());
-            check_launch();
+            count_differences((unsigned long long*)count_.data(), x.data(), y.data(), (int64_t)x.bytes(),
+                              kStream);
         }
     }
     unsigned long long total() const {
@@ -177,7 +166,7 @@ inline Roofs measure_roofs(const Shootout& s, const Problem& p, const std::vecto
     };
     bool pdl = std::any_of(versions.begin(), versions.end(), [&](auto& v) { return v.traits.overlaps(p); });
     Roofs roofs{.plain = measured(false), .pdl = {}};
-    if (pdl && runs_hopper_code(stream_kernel<1, 1, 1, true>)) { roofs.pdl = measured(true); }
+    if (pdl && streams_overlap()) { roofs.pdl = measured(true); }
     return roofs;
 }
 

@@ -10,7 +10,6 @@
 #include "dev/cuda/clock.cuh"
 #include "dev/cuda/memory.cuh"
 #include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/launch.cuh"
 #include "llmc/cuda/measuring.cuh"
 
 namespace llmc {
@@ -85,105 +84,71 @@ struct Roof {
     }
 };
 
-// sets of R + W streams of `vectors` 16-byte vectors each
-template <int R, int W>
+// sets of streams of `vectors` 16-byte vectors each
 class StreamRing {
 public:
-    explicit StreamRing(int64_t vectors)
-        : vectors_(vectors),
-          sets_(rotation_sets((double)(R + W) * vectors * sizeof(uint4))),
-          memory_((size_t)sets_ * (R + W) * vectors * sizeof(uint4)) {
-        int64_t words = (int64_t)(memory_.bytes().size() / sizeof(uint32_t));
-        fill_kernel<<<1024, 256>>>((uint32_t*)memory_.data(), words, 1u);
-        check_launch();
-        check(cudaDeviceSynchronize());
+    StreamRing(int reads, int writes, int64_t vectors)
+        : reads_(reads),
+          writes_(writes),
+          vectors_(vectors),
+          sets_(rotation_sets((double)(reads + writes) * vectors * sizeof(uint4))),
+          memory_((size_t)sets_ * (reads + writes) * vectors * sizeof(uint4)) {
+        fill(memory_.data(), (int64_t)(memory_.bytes().size() / sizeof(uint32_t)), kStream);
+        wait();
     }
     int sets() const { return sets_; }
     Streams at(int set) const {
-        uint4* p = (uint4*)memory_.data() + (int64_t)set * (R + W) * vectors_;
+        uint4* p = (uint4*)memory_.data() + (int64_t)set * (reads_ + writes_) * vectors_;
         Streams s{};
-        for (int r = 0; r < R; r++) { s.in[r] = p + r * vectors_; }
-        s.out[0] = p;  // if W is 0
-        for (int w = 0; w < W; w++) { s.out[w] = p + (R + w) * vectors_; }
+        for (int r = 0; r < reads_; r++) { s.in[r] = p + r * vectors_; }
+        s.out[0] = p;  // if nothing is written
+        for (int w = 0; w < writes_; w++) { s.out[w] = p + (reads_ + w) * vectors_; }
         return s;
     }
 
 private:
+    int reads_, writes_;
     int64_t vectors_;
     int sets_;
     DeviceMemory memory_;
 };
 
 // the faster of `best` and this launch over a ring of streams, at(set)
-template <int R, int W, int kUnroll, bool kPdl, typename At>
-void try_streams(Roof& best, const At& at, int64_t vectors, unsigned blocks, int threads) {
-    const LaunchConfig config{blocks, threads, 0, kStream, 1, kPdl};
-    Replay replay(best.sets,
-                  [&](int set) { config.launch(stream_kernel<R, W, kUnroll, kPdl>, at(set), vectors); });
+template <typename At>
+void try_streams(Roof& best, const StreamLaunch& launch, const At& at, int64_t vectors) {
+    Replay replay(best.sets, [&](int set) { move_streams(launch, at(set), vectors, kStream); });
     auto better = [&](const Times& us) { return !(us.median >= best.us.median); };  // than NaN too
     if (!better(replay.time(1, kSweepReplays))) { return; }
     if (Times us = replay.time(0, kReplays); better(us)) {
         best.us = us;
-        best.threads = threads;
-        best.blocks = blocks;
-        best.unroll = kUnroll;
+        best.threads = launch.threads;
+        best.blocks = launch.blocks;
+        best.unroll = launch.unroll;
     }
 }
 
-// the fastest of `best` and this kernel in 15 shapes: 3 block sizes x (one pass; 1, 2, 4, 8 blocks per SM)
-template <int R, int W, int kUnroll, bool kPdl>
-void improve_roof(Roof& best, const StreamRing<R, W>& ring, int64_t vectors) {
-    static_assert(kStreamThreads<R, kUnroll> == 1024);
-    for (int threads : {256, 512, 1024}) {
-        int64_t once = ceil_div(vectors, (int64_t)threads * kUnroll);
-        for (int per_sm : {0, 1, 2, 4, 8}) {
-            unsigned blocks = grid_x(
-                per_sm ? std::min<int64_t>(once, (int64_t)per_sm * device_facts().multiprocessors) : once);
-            auto at = [&](int set) { return ring.at(set); };
-            try_streams<R, W, kUnroll, kPdl>(best, at, vectors, blocks, threads);
+// The least time in which `reads` reads and `writes` writes of stream_bytes each were seen to happen, in 45 shapes: 3 ways to
+// unroll x 3 block sizes x (one pass; 1, 2, 4, 8 blocks per SM).
+inline Roof measure_roof(int reads, int writes, bool pdl, double stream_bytes) {
+    pdl = pdl && reads + writes <= 4;
+    int64_t vectors = std::max<int64_t>(1, (int64_t)(stream_bytes / sizeof(uint4)));
+    StreamRing ring(reads, writes, vectors);
+    double bytes = (double)(reads + writes) * vectors * sizeof(uint4);
+    Roof best{.bytes = bytes, .reads = reads, .writes = writes, .sets = ring.sets(), .pdl = pdl};
+    for (int unroll : {1, 2, 4}) {
+        if (stream_threads(reads, unroll) < 1024) { continue; }
+        for (int threads : {256, 512, 1024}) {
+            int64_t once = ceil_div(vectors, (int64_t)threads * unroll);
+            for (int per_sm : {0, 1, 2, 4, 8}) {
+                int64_t most = (int64_t)per_sm * device_facts().multiprocessors;
+                unsigned blocks = grid_x(per_sm ? std::min(once, most) : once);
+                try_streams(
+                    best, {reads, writes, unroll, pdl, blocks, threads},
+                    [&](int set) { return ring.at(set); }, vectors);
+            }
         }
     }
-}
-
-template <int R, int W, bool kPdl>
-Roof measure_mix(double stream_bytes) {
-    int64_t vectors = std::max<int64_t>(1, (int64_t)(stream_bytes / sizeof(uint4)));
-    StreamRing<R, W> ring(vectors);
-    double bytes = (double)(R + W) * vectors * sizeof(uint4);
-    Roof best{.bytes = bytes, .reads = R, .writes = W, .sets = ring.sets(), .pdl = kPdl};
-    improve_roof<R, W, 1, kPdl>(best, ring, vectors);
-    improve_roof<R, W, 2, kPdl>(best, ring, vectors);
-    if constexpr (R < 4) { improve_roof<R, W, 4, kPdl>(best, ring, vectors); }
     return best;
-}
-
-// the least time in which `reads` reads and `writes` writes of stream_bytes each were seen to happen
-inline Roof measure_roof(int reads, int writes, bool pdl, double stream_bytes) {
-    const auto mix = [&]<int R, int W>(std::integer_sequence<int, R, W>) {
-        return pdl ? measure_mix<R, W, true>(stream_bytes) : measure_mix<R, W, false>(stream_bytes);
-    };
-    switch (10 * reads + writes) {
-        case 10:
-            return measure_mix<1, 0, false>(stream_bytes);
-        case 11:
-            return mix(std::integer_sequence<int, 1, 1>{});
-        case 21:
-            return mix(std::integer_sequence<int, 2, 1>{});
-        case 31:
-            return mix(std::integer_sequence<int, 3, 1>{});
-        case 22:
-            return mix(std::integer_sequence<int, 2, 2>{});
-        case 32:
-            return mix(std::integer_sequence<int, 3, 2>{});
-        case 33:
-            return mix(std::integer_sequence<int, 3, 3>{});
-        case 52:
-            return mix(std::integer_sequence<int, 5, 2>{});
-        case 53:
-            return mix(std::integer_sequence<int, 5, 3>{});
-        default:
-            throw Error(kExitUsage, fmt::format("no roof of {} reads and {} writes", reads, writes));
-    }
 }
 
 // The measure of --latency: one block that copies what a version must read and write, in the best of 15 shapes,
@@ -206,27 +171,20 @@ inline Streams streams_of(const Problem& p, const TensorSet& set) {
     return s;
 }
 
-template <int R, int W>
-Roof measure_one_block_of(const Problem& p, const std::vector<TensorSet>& sets) {
-    int64_t vectors = (int64_t)(p.stream_bytes() / sizeof(uint4));
-    Roof best{.bytes = p.useful_bytes(), .reads = R, .writes = W, .sets = (int)sets.size()};
-    auto at = [&](int set) { return streams_of(p, sets[set]); };
-    auto improve = [&]<bool kPdl>(std::bool_constant<kPdl>) {
-        for (int threads : {64, 128, 256, 512, 1024}) {
-            try_streams<R, W, 1, kPdl>(best, at, vectors, 1, threads);
-            try_streams<R, W, 2, kPdl>(best, at, vectors, 1, threads);
-            try_streams<R, W, 4, kPdl>(best, at, vectors, 1, threads);
-        }
-    };
-    improve(std::false_type{});
-    if (device_facts().capability >= 90) { improve(std::true_type{}); }
-    return best;
-}
-
 // over the same sets as the versions, whose outputs it overwrites
 inline Roof measure_one_block(const Problem& p, const std::vector<TensorSet>& sets) {
-    if (p.reads == 1) { return measure_one_block_of<1, 1>(p, sets); }
-    return p.writes == 2 ? measure_one_block_of<2, 2>(p, sets) : measure_one_block_of<2, 1>(p, sets);
+    int64_t vectors = (int64_t)(p.stream_bytes() / sizeof(uint4));
+    Roof best{.bytes = p.useful_bytes(), .reads = p.reads, .writes = p.writes, .sets = (int)sets.size()};
+    auto at = [&](int set) { return streams_of(p, sets[set]); };
+    for (bool pdl : {false, true}) {
+        if (pdl && device_facts().capability < 90) { continue; }
+        for (int threads : {64, 128, 256, 512, 1024}) {
+            for (int unroll : {1, 2, 4}) {
+                try_streams(best, {p.reads, p.writes, unroll, pdl, 1, threads}, at, vectors);
+            }
+        }
+    }
+    return best;
 }
 
 }  // namespace llmc

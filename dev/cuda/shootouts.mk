@@ -34,18 +34,19 @@ $(filter %layernorm_backward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layerno
 $(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/forward/*.cu))
 $(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/backward/*.cu))
 ATTENTION_SHOOTOUTS := $(filter dev/cuda/attention_%,$(SHOOTOUTS))
-$(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/,cuda/checksum.cu ops/matmul/matmul.cu ops/column_sums/bias.cu ops/gelu.cu) \
+$(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/,ops/matmul/matmul.cu ops/column_sums/bias.cu ops/gelu.cu) \
     $(filter-out %c_abi.cu %/backward_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
 $(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
 $(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier/*.cu))
 $(filter %/layernorm_fp8,$(SHOOTOUTS)): $(call gpu_objects,llmc/layernorm/fp8/layernorm_fp8.cu llmc/ops/fp8.cu)
 $(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/column_sums/bias.cu)
 # see dev/cuda/clock.cuh's kStream; without a GPU nothing runs their host code
-$(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS)) $(HARNESS)): \
-    NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O0)) --default-stream per-thread
+SHOOTOUT_OBJECTS := $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS)) $(HARNESS))
+$(SHOOTOUT_OBJECTS): NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O0)) --default-stream per-thread
+$(SHOOTOUT_OBJECTS): CXXFLAGS += -DCUDA_API_PER_THREAD_DEFAULT_STREAM
 $(filter-out $(ALONE),$(SHOOTOUTS)): %: $(BUILD)/%.cu.o
 # of the library: options, formats
-$(SHOOTOUTS): $(call gpu_objects,$(HARNESS)) $(BUILD)/only/linked $(BUILD)/libllmc.a
+$(SHOOTOUTS): $(call gpu_objects,$(HARNESS) llmc/cuda/measuring.cu) $(BUILD)/only/linked $(BUILD)/libllmc.a
 	$(has_nvcc)
 	$(for_whom)
 	$(call quiet,link)$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) $(BUILD)/libllmc.a -o $@ $(SHOOTOUT_LIBS) \

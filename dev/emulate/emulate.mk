@@ -61,7 +61,7 @@ $(addprefix $(EMULATED)/,$(ALONE)): $(EMULATED)/%: $(ALONE_BUILD)/emulated/%.cu.
                                     $(if $(WHOLE),$(EMULATED_OBJECTS),$(EMULATED_MACHINE))
 endif
 $(filter-out $(addprefix $(EMULATED)/,$(ALONE)),$(EMULATED_LADDERS)): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
-$(EMULATED_LADDERS): $(EMULATED)/$(HARNESS).o $(BUILD)/only/linked
+$(EMULATED_LADDERS): $(patsubst %,$(EMULATED)/%.o,$(HARNESS) llmc/cuda/measuring.cu) $(BUILD)/only/linked
 	$(LINK_EMULATED)
 
 # ---- exercises: a rung with a hole, graded on the machine (doc/exercises.md)

@@ -258,51 +258,41 @@ std::vector<ProductTime> race_products(GPT2Network<T, Grad>& network, std::vecto
 
 constexpr int64_t kStreamBytes = 256 << 20;  // of one: well beyond L2
 
-template <int R, int W, int kUnroll>
-double fastest_stream_ms(const Streams& s, int64_t vectors, cudaStream_t stream) {
-    double best = INFINITY;
-    for (int threads = 256; threads <= kStreamThreads<R, kUnroll>; threads *= 2) {
-        int64_t once = ceil_div(vectors, (int64_t)threads * kUnroll);
-        for (int per_sm : {0, 2, 4, 8}) {
-            int64_t most = (int64_t)per_sm * device_facts().multiprocessors;
-            auto blocks = (unsigned)(per_sm > 0 ? std::min(once, most) : once);
-            for (int k = 0; k < 4; k++) {
-                best = std::min(best, elapsed_ms(stream, [&] {
-                                    stream_kernel<R, W, kUnroll, false>
-                                        <<<blocks, threads, 0, stream>>>(s, vectors);
-                                    check_launch();
-                                }));
-            }
-        }
-    }
-    return best;
-}
-
-template <int R, int W>
-StreamRoof measure_streams(void* pool, cudaStream_t stream) {
+StreamRoof measure_streams(int reads, int writes, void* pool, cudaStream_t stream) {
     constexpr int64_t vectors = kStreamBytes / sizeof(uint4);
     Streams s{};
     auto* p = (uint4*)pool;
     s.out[0] = p;
-    for (int r = 0; r < R; r++, p += vectors) { s.in[r] = p; }
-    for (int w = 0; w < W; w++, p += vectors) { s.out[w] = p; }
-    double ms = std::min({fastest_stream_ms<R, W, 1>(s, vectors, stream),
-                          fastest_stream_ms<R, W, 2>(s, vectors, stream),
-                          fastest_stream_ms<R, W, 4>(s, vectors, stream)});
-    return {R, W, (R + W) * (double)kStreamBytes / ms * 1e3};
+    for (int r = 0; r < reads; r++, p += vectors) { s.in[r] = p; }
+    for (int w = 0; w < writes; w++, p += vectors) { s.out[w] = p; }
+    double best = INFINITY;
+    for (int unroll : {1, 2, 4}) {
+        for (int threads = 256; threads <= stream_threads(reads, unroll); threads *= 2) {
+            int64_t once = ceil_div(vectors, (int64_t)threads * unroll);
+            for (int per_sm : {0, 2, 4, 8}) {
+                int64_t most = (int64_t)per_sm * device_facts().multiprocessors;
+                auto blocks = (unsigned)(per_sm > 0 ? std::min(once, most) : once);
+                const StreamLaunch launch{reads, writes, unroll, false, blocks, threads};
+                for (int k = 0; k < 4; k++) {
+                    best =
+                        std::min(best, elapsed_ms(stream, [&] { move_streams(launch, s, vectors, stream); }));
+                }
+            }
+        }
+    }
+    return {reads, writes, (reads + writes) * (double)kStreamBytes / best * 1e3};
 }
 
 std::vector<StreamRoof> measure_all_streams(cudaStream_t stream) {
     int most = 0;
     for (const StreamMix& mix : kStreamMixes) { most = std::max(most, mix.reads + mix.writes); }
     DeviceMemory pool(most * kStreamBytes);
-    fill_kernel<<<1024, 256, 0, stream>>>((uint32_t*)pool.data(), most * kStreamBytes / 4, 1u);
-    check_launch();
-    return [&]<size_t... i>(std::index_sequence<i...>) {
-        return std::vector{
-            measure_streams<kStreamMixes[i].reads, kStreamMixes[i].writes>(pool.data(), stream)...};
+    fill(pool.data(), most * kStreamBytes / 4, stream);
+    std::vector<StreamRoof> roofs;
+    for (const StreamMix& mix : kStreamMixes) {
+        roofs.push_back(measure_streams(mix.reads, mix.writes, pool.data(), stream));
     }
-    (std::make_index_sequence<std::size(kStreamMixes)>());
+    return roofs;
 }
 
 }  // namespace
