@@ -14,13 +14,15 @@ GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with 
     dev/bench/bench_layernorm.py --sweep --gpt2 --quick
     dev/bench/bench_layernorm.py --fp8 [--json FILE]   LayerNorm to e4m3 and its transpose, bfloat16, by kernel time alone
     dev/bench/bench_layernorm.py --rms [--json FILE]   RMSNorm, bfloat16, forward and backward, both clocks
+    dev/bench/bench_layernorm.py --modulate [--json FILE]  layer_norm_modulate, alone and gated, bfloat16, by kernel time alone
     dev/bench/tables.py --take FOLDER race/points            what is in --out FOLDER, as this project's figures
 
 A point is added to FOLDER/points.jsonl once it is measured, --quick's points first; the same command goes on where one
 ended, by Ctrl-C, a time limit or a GPU that fails, with a report of what was measured. A provider that fails gets a note
 in place of its times. Exit 1 if ours failed or is wrong anywhere; with
 --fp8 also where ours is not 1.3 times as fast as each peer, with --rms where it takes 1.02 times our LayerNorm's kernel time,
-forward is slower than 1 / 0.99 of a peer, or backward than any. Result: make tables
+forward is slower than 1 / 0.99 of a peer, or backward than any, with --modulate where backward is not 1.5 times as fast as each
+peer. Result: make tables
 """
 import collections
 import contextlib
@@ -56,6 +58,7 @@ GPT2 = ([Shape(65536, C, BF16) for C in (768, 1024, 1280, 1600)] + [Shape(8192, 
         + [Shape(65536, C, FP32) for C in (768, 1024, 1280, 1600)] + [Shape(8192, 768, FP32)])
 FP8 = [Shape(65536, 768, BF16), Shape(32768, 1280, BF16), Shape(16384, 1600, BF16)]
 RMS = [Shape(N, C, BF16) for N, C in ((65536, 768), (8192, 2048), (8192, 4096), (16384, 5120), (4096, 8192), (2048, 16384))]
+MODULATE = [(64, 256, 1152), (4, 4096, 3072)]  # samples, tokens, channels of DiT-XL/2 and of a larger one
 QUICK = [Shape(4096, 512 * i, FP16) for i in (2, 4, 8, 16, 24, 31)] + [
     Shape(65536, 768, BF16), Shape(8192, 768, BF16), Shape(65536, 768, FP32)]
 
@@ -311,6 +314,44 @@ def race_rms(path):
     return int(failed)
 
 
+# ---- LayerNorm with each sample's scale and shift ----------------------------------------------------------------------
+def race_modulate(path):
+    """the exit code"""
+    makers, missing_ones = layernorm_peers.modulate_peers()
+    print(", ".join(makers), *(f"without {name}: {why}" for name, why in missing_ones.items()), head(), sep="\n")
+    lines, failed = [], "ours" in missing_ones
+    for samples, tokens, C in MODULATE:
+        for gated, mode in ((g, m) for g in (False, True) for m in ("forward", "backward")):
+            problem = layernorm_peers.ModulateProblem(samples, tokens, C, gated, mode)
+            expected, rows, runners = problem.exact(), {name: {} for name in makers}, {}
+            for name, make in makers.items():
+                try:
+                    runner = layernorm_peers.ModulateRunner(make(), problem)
+                    error = layernorm_peers.worst_error(getattr(runner, mode)(0), expected)
+                    rows[name]["error"] = round(error, 3)
+                    # of gradients that are rounded before they are summed, too
+                    if error <= (2 if name == "ours" else 16):
+                        runners[name] = runner
+                    else:
+                        rows[name]["note"] = "WRONG"
+                except Exception as error:  # the others go on
+                    note_failure(error, rows[name])
+            del expected
+            kernel_times(runners, problem, rows)
+            us = {name: row["us"] for name, row in rows.items() if "us" in row}
+            lines.append({"mode": mode, "gated": gated, "samples": samples, "tokens": tokens, "C": C} |
+                         {f"{name} us": t for name, t in us.items()} | {"ours GB/s": rows["ours"].get("GB/s")})
+            print(f"{mode:8} {'gated ' if gated else ''}{samples}x{tokens}x{C}:", rows, flush=True)
+            ours = us.pop("ours", math.inf)
+            failed |= any(t < ours * (1.5 if mode == "backward" else 1) for t in us.values())
+            del runners, problem
+            torch.cuda.empty_cache()
+    if path:
+        add_rows(path, measured_here("bench_layernorm.py --modulate", triton=triton.__version__), lines, "mode", "gated",
+                 "samples", "tokens", "C")
+    return int(failed)
+
+
 # ---- all of it -------------------------------------------------------------------------------------------------------
 def conclude(folder, lost):
     """prints the tables and verdicts; lost: what ended the race, or None; returns the exit code"""
@@ -333,18 +374,19 @@ def main():
     p.add_argument("--gpt2", action="store_true", help="the shapes of GPT-2")
     p.add_argument("--fp8", action="store_true", help="LayerNorm to e4m3 and its transpose, alone")
     p.add_argument("--rms", action="store_true", help="RMSNorm, alone")
-    p.add_argument("--json", metavar="FILE", help="with --fp8, --rms: its rows are added to FILE")
+    p.add_argument("--modulate", action="store_true", help="LayerNorm with each sample's scale and shift, alone")
+    p.add_argument("--json", metavar="FILE", help="with --fp8, --rms, --modulate: its rows are added to FILE")
     p.add_argument("--quick", action="store_true", help="a few of their points")
     p.add_argument("--out", type=Path, default="build/bench_layernorm", metavar="FOLDER",
                    help="what is there is not measured again")
     o = p.parse_args()
-    if not (o.sweep or o.gpt2 or o.fp8 or o.rms):
-        p.error("nothing to do: --sweep, --gpt2, both, --fp8, or --rms")
+    if not (o.sweep or o.gpt2 or o.fp8 or o.rms or o.modulate):
+        p.error("nothing to do: --sweep, --gpt2, both, --fp8, --rms, or --modulate")
     if not torch.cuda.is_available():
         p.error("no CUDA device")
-    if o.fp8 or o.rms:
+    if o.fp8 or o.rms or o.modulate:
         torch.cuda.set_stream(torch.cuda.Stream())
-        return race_fp8(o.json) if o.fp8 else race_rms(o.json)
+        return race_fp8(o.json) if o.fp8 else race_rms(o.json) if o.rms else race_modulate(o.json)
     wanted = (SWEEP if o.sweep else []) + (GPT2 if o.gpt2 else [])
     # QUICK's first: what is cut short has them
     points = [s for s in wanted if s in QUICK] + ([] if o.quick else [s for s in wanted if s not in QUICK])

@@ -271,6 +271,67 @@ def rms_peers():
                   "torch.compile": compiled_rms})
 
 
+# ---- LayerNorm with each sample's scale and shift: apply(x, scale, shift), or with residual and gate behind -----------
+def eager_modulate(x, scale, shift, residual=None, gate=None):
+    x = x if residual is None else residual + gate[:, None] * x
+    out = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=EPS) * (1 + scale[:, None]) + shift[:, None]
+    return (out,) if residual is None else (out, x)
+
+
+def ours_modulate():
+    package = importlib.import_module("plumb_layernorm")
+
+    def apply(x, scale, shift, residual=None, gate=None):
+        found = package.layer_norm_modulate(x, scale, shift, EPS, residual=residual, gate=gate)
+        return found if isinstance(found, tuple) else (found,)
+
+    return apply
+
+
+def modulate_peers():
+    torch._dynamo.reset()
+    return found({"ours": ours_modulate, "torch": lambda: eager_modulate,
+                  "torch.compile": lambda: torch.compile(eager_modulate, dynamic=False)})
+
+
+class ModulateProblem:
+    """a ring of (x, scale, shift) or (x, scale, shift, residual, gate), leaves, and of the gradients that come, in bfloat16;
+    scale, shift and gate are chunks of one tensor"""
+
+    def __init__(self, samples, tokens, C, gated, mode):
+        rows, tensors = (samples, tokens, C), (4 if gated else 2) if mode == "forward" else (6 if gated else 3)
+        self.bytes, self.mode = tensors * samples * tokens * C * 2, mode
+        self.sets = max(2, math.ceil(RING_BYTES / self.bytes))
+        new = dict(device="cuda", dtype=torch.bfloat16)
+        self.given, self.douts = [], []
+        for _ in range(self.sets):
+            shift, scale, gate, *_ = (0.5 * torch.randn(samples, 6 * C, **new)).chunk(6, dim=1)
+            leaves = [torch.randn(rows, **new), scale, shift] + ([torch.randn(rows, **new), gate] if gated else [])
+            self.given.append([t.detach().requires_grad_() for t in leaves])
+            self.douts.append([torch.randn(rows, **new) for _ in range(2 if gated else 1)])
+
+    gigabytes_a_second = lambda self, us: self.bytes / us * 1e-3  # noqa: E731
+
+    def exact(self):
+        """what set 0 gives, in float64"""
+        leaves = [t.detach().double().requires_grad_() for t in self.given[0]]
+        results = eager_modulate(*leaves)
+        grads = torch.autograd.grad(results, leaves, [d.double() for d in self.douts[0]]) if self.mode == "backward" else ()
+        return grads or results
+
+
+class ModulateRunner:
+    def __init__(self, apply, problem):
+        self.apply, self.problem = apply, problem
+        self.results = [apply(*leaves) for leaves in problem.given] if problem.mode == "backward" else None
+
+    def forward(self, k):
+        return self.apply(*self.problem.given[k])
+
+    def backward(self, k):
+        return torch.autograd.grad(self.results[k], self.problem.given[k], self.problem.douts[k], retain_graph=True)
+
+
 # ---- LayerNorm to e4m3 and its transpose: apply(x, weight, bias) gives both and the largest |y| ----------------------
 MOST_E4M3, FP8_SCALE = 448.0, 32.0
 

@@ -39,6 +39,7 @@ $(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/,ops/matmul/matmul.c
 $(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
 $(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier/*.cu))
 $(filter %/layernorm_fp8,$(SHOOTOUTS)): $(call gpu_objects,llmc/layernorm/fp8/layernorm_fp8.cu llmc/ops/fp8.cu)
+$(filter %/layernorm_modulate,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/layernorm/modulate/*.cu))
 $(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/column_sums/bias.cu)
 # see dev/cuda/clock.cuh's kStream; without a GPU nothing runs their host code
 SHOOTOUT_OBJECTS := $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS)) $(HARNESS))

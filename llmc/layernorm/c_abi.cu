@@ -17,6 +17,7 @@
 #include "llmc/host/base/error.h"
 #include "llmc/layernorm/layernorm.h"
 #include "llmc/layernorm/layernorm_fp8.h"
+#include "llmc/layernorm/modulate/modulate.h"
 
 namespace {
 
@@ -222,17 +223,41 @@ void backward(const llmc_layernorm_backward_args& a) {
                                               (cudaStream_t)a.stream);
 }
 
-void check_workspace(const llmc_layernorm_backward_args& a) {
-    size_t needed = llmc::layernorm_backward_scratch((int)a.C);
+// ask: the function that says how many bytes are needed
+template <typename Args>
+void check_workspace(const Args& a, size_t needed, const char* ask) {
     if (a.workspace_size < needed) {
         refuse(
-            fmt::format("workspace_size is {}, expected at least {}: ask llmc_layernorm_backward_workspace",
-                        a.workspace_size, needed));
+            fmt::format("workspace_size is {}, expected at least {}: ask {}", a.workspace_size, needed, ask));
     }
     if (needed > 0 && a.workspace == nullptr) { refuse("workspace is null, expected device memory"); }
     if ((uintptr_t)a.workspace % 16 != 0) {
         refuse(fmt::format("workspace is {}, expected a multiple of 16", a.workspace));
     }
+}
+
+// what both directions of the modulated one say alike; strides: by name
+template <typename Args>
+void check_modulated(const Args& a, std::initializer_list<std::pair<const char*, int64_t>> strides) {
+    check_type("dtype", a.dtype);
+    if (a.dtype == LLMC_LAYERNORM_FLOAT64 || a.reserved != 0) {
+        throw Unsupported(fmt::format("dtype is {}, reserved {}; expected another type than float64, and 0",
+                                      kTypes[a.dtype].name, a.reserved));
+    }
+    if (a.tokens < 0) { refuse(fmt::format("tokens is {}, expected 0 or more", a.tokens)); }
+    if (a.samples < 0) { refuse(fmt::format("samples is {}, expected 0 or more", a.samples)); }
+    check_shape(a.samples, a.C, strides);
+    if (a.tokens > 0 && a.samples > std::numeric_limits<int32_t>::max() / a.tokens) {
+        refuse(fmt::format("{} samples of {} tokens, expected at most 2147483647 rows", a.samples, a.tokens));
+    }
+}
+
+// act.operator()<T>() for the type of the rows
+template <typename Act>
+void with_type(int dtype, const Act& act) {
+    with_types(dtype, dtype, [&]<typename T, typename>() {
+        if constexpr (sizeof(T) < sizeof(double)) { act.template operator()<T>(); }
+    });
 }
 
 }  // namespace
@@ -349,13 +374,104 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
                         {"weight", a.weight, weight_dtype, false},
                         {"mean", a.mean, statistics, rows && a.rms == 0},
                         {"rstd", a.rstd, statistics, rows}});
-        check_workspace(a);
+        check_workspace(a, llmc::layernorm_backward_scratch((int)a.C), "llmc_layernorm_backward_workspace");
         with_types(a.dtype, weight_dtype, [&]<typename T, typename W>() {
             if constexpr (sizeof(T) == 2) {
                 grad_dtype == a.dtype ? backward<T, T, T>(a) : backward<T, float, W>(a);
             } else {
                 with_out<T>(dout_dtype, [&]<typename Out>() { backward<T, T, T, Out>(a); });
             }
+        });
+    });
+}
+
+int llmc_layernorm_modulate_forward(const llmc_layernorm_modulate_forward_args* args) {
+    return guarded("llmc_layernorm_modulate_forward", [&] {
+        auto a = read_args(args, sizeof(llmc_layernorm_modulate_forward_args));  // of version 4
+        check_modulated(a, {{"scale_stride", a.scale_stride},
+                            {"shift_stride", a.shift_stride},
+                            {"gate_stride", a.gate_stride}});
+        check_forward(a);
+        const bool any = a.samples > 0 && a.tokens > 0, gated = a.residual != nullptr;
+        check_pointers({{"out", a.out, a.dtype, any},
+                        {"inp", a.inp, a.dtype, any},
+                        {"scale", a.scale, a.dtype, any},
+                        {"shift", a.shift, a.dtype, any},
+                        {"residual", a.residual, a.dtype, false},
+                        {"inp2", a.inp2, a.dtype, false},
+                        {"gate", a.gate, a.dtype, gated},
+                        {"mean", a.mean, LLMC_LAYERNORM_FLOAT32, false},
+                        {"rstd", a.rstd, LLMC_LAYERNORM_FLOAT32, false}});
+        with_type(a.dtype, [&]<typename T>() {
+            llmc::layernorm_modulate_forward<T>({.out = (T*)a.out,
+                                                 .mean = a.mean,
+                                                 .rstd = a.rstd,
+                                                 .inp = (const T*)a.inp,
+                                                 .scale = {(const T*)a.scale, a.scale_stride},
+                                                 .shift = {(const T*)a.shift, a.shift_stride},
+                                                 .samples = a.samples,
+                                                 .tokens = a.tokens,
+                                                 .C = (int)a.C,
+                                                 .eps = a.eps,
+                                                 .residual = (T*)a.residual,
+                                                 .inp2 = (const T*)a.inp2,
+                                                 .gate = {(const T*)a.gate, a.gate_stride}},
+                                                (cudaStream_t)a.stream);
+        });
+    });
+}
+
+int llmc_layernorm_modulate_backward_workspace(int64_t C, size_t* bytes) {
+    return guarded("llmc_layernorm_modulate_backward_workspace", [&] {
+        check_columns(C);
+        if (bytes == nullptr) { refuse("bytes is null, expected where to put the answer"); }
+        *bytes = llmc::layernorm_modulate_backward_scratch((int)C);
+    });
+}
+
+int llmc_layernorm_modulate_backward(const llmc_layernorm_modulate_backward_args* args) {
+    return guarded("llmc_layernorm_modulate_backward", [&] {
+        auto a = read_args(args, sizeof(llmc_layernorm_modulate_backward_args));  // of version 4
+        check_modulated(a, {{"scale_stride", a.scale_stride},
+                            {"gate_stride", a.gate_stride},
+                            {"dscale_stride", a.dscale_stride},
+                            {"dshift_stride", a.dshift_stride},
+                            {"dgate_stride", a.dgate_stride}});
+        const bool sums = a.samples > 0, any = sums && a.tokens > 0, gated = a.dinp2 != nullptr;
+        check_pointers({{"dinp", a.dinp, a.dtype, any},
+                        {"dscale", a.dscale, a.dtype, sums},
+                        {"dshift", a.dshift, a.dtype, sums},
+                        {"dout", a.dout, a.dtype, any},
+                        {"inp", a.inp, a.dtype, any},
+                        {"mean", a.mean, LLMC_LAYERNORM_FLOAT32, any},
+                        {"rstd", a.rstd, LLMC_LAYERNORM_FLOAT32, any},
+                        {"scale", a.scale, a.dtype, any},
+                        {"dresidual", a.dresidual, a.dtype, false},
+                        {"dinp2", a.dinp2, a.dtype, false},
+                        {"dgate", a.dgate, a.dtype, gated},
+                        {"inp2", a.inp2, a.dtype, gated},
+                        {"gate", a.gate, a.dtype, gated}});
+        check_workspace(a, llmc::layernorm_modulate_backward_scratch((int)a.C),
+                        "llmc_layernorm_modulate_backward_workspace");
+        with_type(a.dtype, [&]<typename T>() {
+            llmc::layernorm_modulate_backward<T>({.dinp = (T*)a.dinp,
+                                                  .dscale = {(T*)a.dscale, a.dscale_stride},
+                                                  .dshift = {(T*)a.dshift, a.dshift_stride},
+                                                  .scratch = a.workspace,
+                                                  .dout = (const T*)a.dout,
+                                                  .inp = (const T*)a.inp,
+                                                  .mean = a.mean,
+                                                  .rstd = a.rstd,
+                                                  .scale = {(const T*)a.scale, a.scale_stride},
+                                                  .samples = a.samples,
+                                                  .tokens = a.tokens,
+                                                  .C = (int)a.C,
+                                                  .dresidual = (const T*)a.dresidual,
+                                                  .dinp2 = (T*)a.dinp2,
+                                                  .dgate = {(T*)a.dgate, a.dgate_stride},
+                                                  .inp2 = (const T*)a.inp2,
+                                                  .gate = {(const T*)a.gate, a.gate_stride}},
+                                                 (cudaStream_t)a.stream);
         });
     });
 }

@@ -163,6 +163,73 @@ typedef struct llmc_layernorm_forward_fp8_args {
 
 int llmc_layernorm_forward_fp8(const llmc_layernorm_forward_fp8_args* args);
 
+// Since version 4, of any type but float64: a layernorm whose scale and shift each sample has for itself (adaLN), alone or behind
+// a gated residual. out = xhat (1 + scale[b]) + shift[b] for each row x of sample b, a row of inp or, with a residual, of
+// inp + gate[b] inp2 rounded to dtype. What samples have lies *_stride elements apart, 0 = C; mostly chunks of one tensor. Matrices
+// are packed. residual or out may be inp; nothing else may overlap.
+typedef struct llmc_layernorm_modulate_forward_args {
+    size_t struct_size;    // sizeof(llmc_layernorm_modulate_forward_args)
+    int32_t dtype;         // of all but mean and rstd
+    int32_t reserved;      // 0
+    void* out;             // (samples,tokens,C) written (=)
+    float* mean;           // (samples,tokens) written (=); null if not wanted
+    float* rstd;           // likewise
+    const void* inp;       // (samples,tokens,C)
+    const void* scale;     // (samples,C)
+    const void* shift;     // (samples,C)
+    int64_t samples;       // from 0
+    int64_t tokens;        // from 0
+    int64_t C;             // from 1 to 2^31 - 1
+    double eps;            // taken as it is: 0 is 0
+    void* residual;        // (samples,tokens,C) written (=); null, with the next two, if not wanted
+    const void* inp2;      // (samples,tokens,C)
+    const void* gate;      // (samples,C)
+    int64_t scale_stride;  // elements from one sample to the next, 0 = C
+    int64_t shift_stride;
+    int64_t gate_stride;
+    void* stream;  // a cudaStream_t; null is the default stream
+} llmc_layernorm_modulate_forward_args;
+
+int llmc_layernorm_modulate_forward(const llmc_layernorm_modulate_forward_args* args);
+
+// Its gradients, written (=): dinp of what was normalised, to which dresidual is added; dscale and dshift as sums over the sample's
+// rows; with a gate dinp2 = gate[b] dinp and dgate[b], the sum of dinp inp2. dinp may be dout or dresidual, dinp2 may be inp2;
+// nothing else may overlap.
+typedef struct llmc_layernorm_modulate_backward_args {
+    size_t struct_size;     // sizeof(llmc_layernorm_modulate_backward_args)
+    int32_t dtype;          // of all but mean and rstd
+    int32_t reserved;       // 0
+    void* dinp;             // (samples,tokens,C)
+    void* dscale;           // (samples,C)
+    void* dshift;           // (samples,C)
+    const void* dout;       // (samples,tokens,C)
+    const void* inp;        // (samples,tokens,C): what forward normalised, its inp or its residual
+    const float* mean;      // (samples,tokens) as forward wrote it
+    const float* rstd;      // likewise
+    const void* scale;      // (samples,C)
+    int64_t samples;        // from 0
+    int64_t tokens;         // from 0: dscale, dshift and dgate become 0
+    int64_t C;              // from 1 to 2^31 - 1
+    const void* dresidual;  // (samples,tokens,C), null = 0
+    void* dinp2;            // (samples,tokens,C); null, with the next three: no gate
+    void* dgate;            // (samples,C)
+    const void* inp2;       // (samples,tokens,C)
+    const void* gate;       // (samples,C)
+    int64_t scale_stride;   // elements from one sample to the next, 0 = C
+    int64_t gate_stride;
+    int64_t dscale_stride;
+    int64_t dshift_stride;
+    int64_t dgate_stride;
+    void* workspace;        // as llmc_layernorm_backward's
+    size_t workspace_size;  // bytes, at least what llmc_layernorm_modulate_backward_workspace says
+    void* stream;           // a cudaStream_t; null is the default stream
+} llmc_layernorm_modulate_backward_args;
+
+// *bytes = the workspace that any call with this C needs on the current device
+int llmc_layernorm_modulate_backward_workspace(int64_t C, size_t* bytes);
+
+int llmc_layernorm_modulate_backward(const llmc_layernorm_modulate_backward_args* args);
+
 #ifdef __cplusplus
 }
 #endif

@@ -3,7 +3,7 @@ LAYERNORM_TYPED := $(foreach k,$(addprefix forward/,short_rows row_in_registers 
     $(addprefix backward/,short_rows team_ring unaligned_rows fallback),$(foreach t,fp32 bf16 fp16,llmc/layernorm/$k.$t.cu)) \
     $(addprefix llmc/layernorm/,forward/fallback.fp64.cu backward/fallback.fp64.cu $(addsuffix .mixed.cu, \
     forward/row_in_registers forward/fallback backward/team_ring backward/fallback))
-LAYERNORM_SOURCES := $(wildcard llmc/layernorm/*.cu llmc/layernorm/*ward/*.cu) $(LAYERNORM_TYPED)
+LAYERNORM_SOURCES := $(wildcard llmc/layernorm/*.cu llmc/layernorm/*ward/*.cu llmc/layernorm/modulate/*.cu) $(LAYERNORM_TYPED)
 
 # emulated: what dev/emulate compiles for the CPU
 $(foreach d,typed emulated,$(addprefix $(BUILD)/$d/,$(LAYERNORM_TYPED))): llmc/layernorm/typed.sh

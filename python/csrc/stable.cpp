@@ -142,7 +142,75 @@ void forward_fp8(const Tensor& out, const MaybeTensor& transposed, const Tensor&
     check(llmc_layernorm_forward_fp8(&a));
 }
 
+int64_t stride_of(const MaybeTensor& samples) { return samples.has_value() ? samples->stride(0) : 0; }
+
+// statistics: (2,N); scale, shift and gate: (samples,C), side by side in a row. sum, inp2 and gate: all or none
+void modulate_forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& statistics,
+                      const Tensor& inp, const Tensor& scale, const Tensor& shift, const MaybeTensor& inp2,
+                      const MaybeTensor& gate, double eps) {
+    StablePlace place(inp.get_device_index());
+    llmc_layernorm_modulate_forward_args a{};
+    a.struct_size = sizeof a;
+    a.dtype = type_code(inp);
+    a.samples = scale.size(0);
+    a.C = scale.size(1);
+    a.tokens = inp.numel() / scale.numel();
+    a.eps = eps;
+    a.out = out.mutable_data_ptr();
+    if (statistics.has_value()) {
+        a.mean = (float*)statistics->mutable_data_ptr();
+        a.rstd = a.mean + a.samples * a.tokens;
+    }
+    a.inp = inp.const_data_ptr();
+    a.scale = scale.const_data_ptr();
+    a.shift = shift.const_data_ptr();
+    a.residual = writable(sum);
+    a.inp2 = readable(inp2);
+    a.gate = readable(gate);
+    a.scale_stride = stride_of(scale);
+    a.shift_stride = stride_of(shift);
+    a.gate_stride = stride_of(gate);
+    a.stream = place.stream();
+    check(llmc_layernorm_modulate_forward(&a));
+}
+
+// dinp2, dgate, inp2 and gate: all or none; the gradients of what samples have are packed
+void modulate_backward(const Tensor& dinp, const Tensor& dscale, const Tensor& dshift,
+                       const MaybeTensor& dinp2, const MaybeTensor& dgate, const Tensor& dout,
+                       const Tensor& inp, const Tensor& statistics, const Tensor& scale,
+                       const MaybeTensor& dresidual, const MaybeTensor& inp2, const MaybeTensor& gate) {
+    StablePlace place(inp.get_device_index());
+    llmc_layernorm_modulate_backward_args a{};
+    a.struct_size = sizeof a;
+    a.dtype = type_code(inp);
+    a.samples = scale.size(0);
+    a.C = scale.size(1);
+    a.tokens = inp.numel() / scale.numel();
+    a.dinp = dinp.mutable_data_ptr();
+    a.dscale = dscale.mutable_data_ptr();
+    a.dshift = dshift.mutable_data_ptr();
+    a.dout = dout.const_data_ptr();
+    a.inp = inp.const_data_ptr();
+    a.mean = (const float*)statistics.const_data_ptr();
+    a.rstd = a.mean + a.samples * a.tokens;
+    a.scale = scale.const_data_ptr();
+    a.dresidual = readable(dresidual);
+    a.dinp2 = writable(dinp2);
+    a.dgate = writable(dgate);
+    a.inp2 = readable(inp2);
+    a.gate = readable(gate);
+    a.scale_stride = stride_of(scale);
+    a.gate_stride = stride_of(gate);
+    a.stream = place.stream();
+    check(llmc_layernorm_modulate_backward_workspace(a.C, &a.workspace_size));
+    Tensor workspace = new_bytes((int64_t)a.workspace_size, inp);
+    a.workspace = workspace.mutable_data_ptr();
+    check(llmc_layernorm_modulate_backward(&a));
+}
+
 void kernels(torch::stable::detail::StableLibrary& m) {
+    m.impl("modulate_forward", TORCH_BOX(&modulate_forward));
+    m.impl("modulate_backward", TORCH_BOX(&modulate_backward));
     m.impl("forward", TORCH_BOX(&forward));
     m.impl("forward_fp8", TORCH_BOX(&forward_fp8));
     m.impl("backward", TORCH_BOX(&backward));
@@ -161,6 +229,13 @@ STABLE_TORCH_LIBRARY(plumb_layernorm_stable, m) {
         "forward_fp8(Tensor(a!) out, Tensor(b!)? transposed, Tensor(c!) amax, Tensor(d!) statistics, "
         "Tensor(e!)? sum, "
         "Tensor x, Tensor? residual, Tensor weight, Tensor bias, Tensor scale, float eps) -> ()");
+    m.def(
+        "modulate_forward(Tensor(a!) out, Tensor(b!)? sum, Tensor(c!)? statistics, Tensor inp, Tensor scale, "
+        "Tensor shift, Tensor? inp2, Tensor? gate, float eps) -> ()");
+    m.def(
+        "modulate_backward(Tensor(a!) dinp, Tensor(b!) dscale, Tensor(c!) dshift, Tensor(d!)? dinp2, "
+        "Tensor(e!)? dgate, Tensor dout, Tensor inp, Tensor statistics, Tensor scale, Tensor? dresidual, "
+        "Tensor? inp2, Tensor? gate) -> ()");
 }
 
 static const torch::stable::detail::StableTorchLibraryInit device_kernels(

@@ -8,6 +8,7 @@
     y = plumb_layernorm.rms_norm(x, (768,), weight)
     y, residual = plumb_layernorm.residual_rms_norm(x, residual, (768,), weight)
     r = plumb_layernorm.layer_norm_fp8(x, weight, bias, scale)     # e4m3 for torch._scaled_mm: its help says more
+    y, residual = plumb_layernorm.layer_norm_modulate(h, scale, shift, residual=residual, gate=gate)  # adaLN: likewise
 
 What the kernels take: float32, bfloat16, float16 and float64 on a CUDA device; weight and bias of x's type,
 or both of float32 beside 16 bits; either may be None. Everything else, CPU tensors above all, goes to
@@ -52,11 +53,12 @@ from ._backend import (backend, layer_norm as _layer_norm, residual_layer_norm a
                        residual_rms_norm as _residual_rms_norm, rms_norm as _rms_norm)
 from ._compiled import compiles
 from ._fp8 import LayerNormFp8, layer_norm_fp8
+from ._modulate import layer_norm_modulate
 from ._products import find_products
 from ._replace import Replaced, why_kept
 
-__all__ = ["LayerNorm", "LayerNormFp8", "RMSNorm", "backend", "layer_norm", "layer_norm_fp8", "replace_layernorms",
-           "replace_norms", "residual_layer_norm", "residual_rms_norm", "rms_norm"]
+__all__ = ["LayerNorm", "LayerNormFp8", "RMSNorm", "backend", "layer_norm", "layer_norm_fp8", "layer_norm_modulate",
+           "replace_layernorms", "replace_norms", "residual_layer_norm", "residual_rms_norm", "rms_norm"]
 
 
 def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, *, out_dtype=None):

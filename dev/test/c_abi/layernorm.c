@@ -80,6 +80,43 @@ static void test_fp8(void) {
     a = fp8_args, a.weight = (char*)memory + 2, fp8_refused(a, invalid, "aligned to 16 bytes");
 }
 
+static void modulate_refused(llmc_layernorm_modulate_forward_args a, int code, const char* text) {
+    refused(llmc_layernorm_modulate_forward(&a), code, "llmc_layernorm_modulate_forward: ", text);
+}
+
+static void modulate_backward_refused(llmc_layernorm_modulate_backward_args a, int code, const char* text) {
+    refused(llmc_layernorm_modulate_backward(&a), code, "llmc_layernorm_modulate_backward: ", text);
+}
+
+static void test_modulate(void) {
+    const int invalid = LLMC_LAYERNORM_INVALID, unsupported = LLMC_LAYERNORM_UNSUPPORTED;
+    const llmc_layernorm_modulate_forward_args f = {.struct_size = sizeof f,
+                                                    .dtype = LLMC_LAYERNORM_BFLOAT16,
+                                                    .out = memory,
+                                                    .inp = memory,
+                                                    .scale = memory,
+                                                    .shift = memory,
+                                                    .samples = 2,
+                                                    .tokens = 3,
+                                                    .C = 8};
+    llmc_layernorm_modulate_forward_args a;
+    a = f, a.struct_size = 0, modulate_refused(a, invalid, "struct_size is 0");
+    a = f, a.dtype = LLMC_LAYERNORM_FLOAT64, modulate_refused(a, unsupported, "dtype is float64");
+    a = f, a.reserved = 1, modulate_refused(a, unsupported, "reserved 1");
+    a = f, a.tokens = -1, modulate_refused(a, invalid, "tokens is -1");
+    a = f, a.samples = (int64_t)1 << 30, modulate_refused(a, invalid, "samples of 3 tokens");
+    a = f, a.C = 0, modulate_refused(a, invalid, "C is 0");
+    a = f, a.shift_stride = 7, modulate_refused(a, invalid, "shift_stride is 7");
+    a = f, a.eps = -1, modulate_refused(a, invalid, "eps is -1");
+    a = f, a.scale = NULL, modulate_refused(a, invalid, "scale is null");
+    a = f, a.residual = memory, modulate_refused(a, invalid, "inp2 is null");
+    a = f, a.residual = memory, a.inp2 = memory, modulate_refused(a, invalid, "gate is null");
+    llmc_layernorm_modulate_backward_args b = {
+        .struct_size = sizeof b, .dtype = LLMC_LAYERNORM_BFLOAT16, .C = 8};
+    b.samples = 1, modulate_backward_refused(b, invalid, "dscale is null");
+    b.samples = 0, b.dinp2 = memory, modulate_backward_refused(b, invalid, "dgate is null");
+}
+
 static void test_structs(void) {
     refused(llmc_layernorm_forward(NULL), LLMC_LAYERNORM_INVALID, "llmc_layernorm_forward: ", "args is null");
     refused(llmc_layernorm_backward(NULL), LLMC_LAYERNORM_INVALID,
@@ -395,6 +432,7 @@ int main(void) {
     point_at_memory();
     test_structs();
     test_fp8();
+    test_modulate();
     test_forward();
     test_backward();
     test_threads();

@@ -69,7 +69,7 @@ check_interface() {  # name header functions source...
     run_program "$program"
 }
 
-check_interface layernorm llmc/layernorm/c_abi.h 6 dev/test/c_abi/layernorm.c
+check_interface layernorm llmc/layernorm/c_abi.h 9 dev/test/c_abi/layernorm.c
 check_interface attention llmc/ops/attention/c_abi.h 5 dev/test/c_abi/attention.c
 if [ -e build/libllmc_layernorm.so ] && command -v pkg-config >/dev/null; then
     check "what is installed builds and starts the README's example" example layernorm dev/test/c_abi/mine.c

@@ -334,6 +334,54 @@ TEST_CASE("residual_layernorm_backward: both addends get what the stream brought
     }
 }
 
+// ---- layernorm with each sample's scale and shift ----
+
+// forward by the formula, backward by central differences: without a gate, and with one, where residual has other uses, too
+TEST_CASE("layernorm_modulate: the formula, and central differences") {
+    for (const Tokens& s : kTokens) {
+        for (bool gated : {false, true}) {
+            const auto [B, T, C] = s;
+            const int64_t n = (int64_t)B * T * C;
+            Vector x = random(n, 1), h = random(n, 2), scale = random(B * C, 3), shift = random(B * C, 4);
+            Vector gate = random(B * C, 5), dout = random(n, 6), dresidual = random(n, 7);
+            Vector out(n), mean(B * T), rstd(B * T), residual = x;
+            auto forward = [&] {
+                layernorm_modulate_forward_cpu(
+                    out.data(), mean.data(), rstd.data(), gated ? residual.data() : nullptr, x.data(),
+                    h.data(), scale.data(), shift.data(), gate.data(), B, T, C, kLayernormEps);
+            };
+            auto loss = [&] {
+                forward();
+                return gated ? Loss().add(out, dout).add(residual, dresidual) : Loss().add(out, dout);
+            };
+            forward();
+            const std::string name = fmt::format("layernorm_modulate {}{} ", gated ? "gated " : "", s.text());
+            Vector expected, size;  // of what is rounded, a handful of times
+            for (int64_t i = 0; i < n; i++) {
+                const int64_t row = i / C, at = row / T * C + i % C;
+                const double r = gated ? x[i] + gate[at] * h[i] : x[i], w = 1 + scale[at];
+                expected.push_back((r - mean[row]) * rstd[row] * w + shift[at]);
+                size.push_back((std::fabs(r) + std::fabs(mean[row])) * rstd[row] * std::fabs(w) +
+                               std::fabs(shift[at]));
+            }
+            check_near(name + "out", out, expected, [&](size_t i) { return 8 * kDoubleRoundoff * size[i]; });
+            auto poison = [](int64_t count) { return poisoned<double>(count); };
+            Vector dx = poison(n), dh = poison(n), dscale = poison(B * C), dshift = dscale, dgate = dscale;
+            layernorm_modulate_backward_cpu(dx.data(), dscale.data(), dshift.data(), dh.data(), dgate.data(),
+                                            dout.data(), gated ? dresidual.data() : nullptr,
+                                            (gated ? residual : x).data(), gated ? h.data() : nullptr,
+                                            mean.data(), rstd.data(), scale.data(), gate.data(), B, T, C);
+            check_gradient(name + "dinp", x, dx, zeros(n), loss);
+            check_gradient(name + "dscale", scale, dscale, zeros(B * C), loss);
+            check_gradient(name + "dshift", shift, dshift, zeros(B * C), loss);
+            if (gated) {
+                check_gradient(name + "dinp2", h, dh, zeros(n), loss);
+                check_gradient(name + "dgate", gate, dgate, zeros(B * C), loss);
+            }
+        }
+    }
+}
+
 // ---- matmul -------------------------------------------------------------------------------------
 
 TEST_CASE("matmul_forward: whole numbers give whole numbers, with and without bias") {

@@ -183,6 +183,53 @@ void residual_layernorm_backward_cpu(Real* dresidual, Real* dweight, Real* dbias
     layernorm_backward_cpu(dresidual, dweight, dbias, dout, residual, weight, mean, rstd, N, C, true);
 }
 
+// ---- layernorm whose scale and shift each sample has (adaLN): out = xhat (1 + scale[b]) + shift[b] ----
+
+// inp, inp2, residual, out (B,T,C); scale, shift, gate (B,C); mean, rstd (B,T). residual = inp + gate[b] inp2, rounded to Real,
+// is what is normalised, or without residual (null) inp itself; the others may not be null. Peebles and Xie 2023,
+// arXiv:2212.09748.
+template <typename Real>
+void layernorm_modulate_forward_cpu(Real* out, Real* mean, Real* rstd, Real* residual, const Real* inp,
+                                    const Real* inp2, const Real* scale, const Real* shift, const Real* gate,
+                                    int64_t B, int64_t T, int C, double eps) {
+    for (int64_t b = 0; b < B; b++) {
+        const int64_t at = b * T * C;
+        std::vector<Real> weight(scale + b * C, scale + (b + 1) * C);
+        for (Real& w : weight) { w += 1; }
+        for (int64_t i = at; residual != nullptr && i < at + T * C; i++) {
+            residual[i] = (Real)std::fma(gate[b * C + i % C], inp2[i], inp[i]);
+        }
+        layernorm_forward_cpu(out + at, mean + b * T, rstd + b * T,
+                              (residual != nullptr ? residual : inp) + at, weight.data(), shift + b * C, T, C,
+                              eps);
+    }
+}
+
+// Gradients of inp, scale, shift, and with inp2 (not null) of inp2 and gate: dinp is what comes through the layernorm plus
+// dresidual (B,T,C; null = 0), which arrived over the residual stream; dinp2 = gate[b] dinp, dgate[b] = sum over t of dinp inp2.
+// inp: what was normalised. All are written (=).
+template <typename Real>
+void layernorm_modulate_backward_cpu(Real* dinp, Real* dscale, Real* dshift, Real* dinp2, Real* dgate,
+                                     const Real* dout, const Real* dresidual, const Real* inp,
+                                     const Real* inp2, const Real* mean, const Real* rstd, const Real* scale,
+                                     const Real* gate, int64_t B, int64_t T, int C) {
+    for (int64_t b = 0; b < B; b++) {
+        const int64_t at = b * T * C;
+        std::vector<Real> weight(scale + b * C, scale + (b + 1) * C);
+        for (Real& w : weight) { w += 1; }
+        layernorm_backward_cpu(dinp + at, dscale + b * C, dshift + b * C, dout + at, inp + at, weight.data(),
+                               mean + b * T, rstd + b * T, T, C, false);
+        std::vector<double> sums(C);
+        for (int64_t i = at; i < at + T * C; i++) {
+            if (dresidual != nullptr) { dinp[i] += dresidual[i]; }
+            if (inp2 == nullptr) { continue; }
+            dinp2[i] = gate[b * C + i % C] * dinp[i];
+            sums[i % C] += (double)dinp[i] * inp2[i];
+        }
+        for (int c = 0; c < C && inp2 != nullptr; c++) { dgate[b * C + c] = (Real)sums[c]; }
+    }
+}
+
 // ---- matmul with bias: out = inp weight^T + bias -----------------------------------------------
 
 // out (N,OC), inp (N,C), weight (OC,C), bias (OC) or null

@@ -173,3 +173,63 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
     }
     return LLMC_LAYERNORM_OK;
 }
+
+int llmc_layernorm_modulate_backward_workspace(int64_t C, size_t* bytes) {
+    *bytes = workspace_bytes(C);
+    return LLMC_LAYERNORM_OK;
+}
+
+int llmc_layernorm_modulate_forward(const llmc_layernorm_modulate_forward_args* args) {
+    const auto& a = *args;
+    if (a.struct_size != sizeof a) { return refuse(LLMC_LAYERNORM_INVALID, "struct_size"); }
+    const auto at = [&](const void* p, int64_t stride, int64_t n, int64_t c) {
+        return get(p, a.dtype, n / a.tokens * or_columns(stride, a.C) + c);
+    };
+    llmc_layernorm_forward_args f{.struct_size = sizeof f, .dtype = a.dtype};
+    std::vector<double> row((size_t)a.C), weight(row), bias(row);
+    f.weight_dtype = LLMC_LAYERNORM_FLOAT64, f.weight = weight.data(), f.bias = bias.data();
+    f.out = a.out, f.mean = a.mean, f.rstd = a.rstd, f.inp = a.residual != nullptr ? a.residual : a.inp;
+    f.C = a.C, f.eps = a.eps;
+    for (int64_t n = 0; n < a.samples * a.tokens; ++n) {
+        for (int64_t c = 0; c < a.C; ++c) {
+            weight[c] = 1 + at(a.scale, a.scale_stride, n, c), bias[c] = at(a.shift, a.shift_stride, n, c);
+            if (a.residual == nullptr) { continue; }
+            const int64_t i = n * a.C + c;
+            put(a.residual, a.dtype, i,
+                get(a.inp, a.dtype, i) + at(a.gate, a.gate_stride, n, c) * get(a.inp2, a.dtype, i));
+        }
+        forward_row(f, n, row);
+    }
+    return LLMC_LAYERNORM_OK;
+}
+
+int llmc_layernorm_modulate_backward(const llmc_layernorm_modulate_backward_args* args) {
+    const auto& a = *args;
+    if (a.struct_size != sizeof a) { return refuse(LLMC_LAYERNORM_INVALID, "struct_size"); }
+    if (a.workspace_size < workspace_bytes(a.C)) { return refuse(LLMC_LAYERNORM_INVALID, "workspace_size"); }
+    std::vector<double> weight((size_t)a.C), dscale(weight), dshift(weight), dgate(weight);
+    llmc_layernorm_backward_args f{.struct_size = sizeof f, .dtype = a.dtype};
+    f.weight_dtype = LLMC_LAYERNORM_FLOAT64, f.weight = weight.data(), f.accumulate_dinp = 1;
+    f.dinp = a.dinp, f.dout = a.dout, f.inp = a.inp, f.mean = a.mean, f.rstd = a.rstd, f.C = a.C;
+    for (int64_t n = 0; n < a.samples * a.tokens; ++n) {
+        const int64_t b = n / a.tokens;
+        for (int64_t c = 0; c < a.C; ++c) {
+            const int64_t i = n * a.C + c;
+            if (n % a.tokens == 0) { dscale[c] = dshift[c] = dgate[c] = 0; }
+            weight[c] = 1 + get(a.scale, a.dtype, b * or_columns(a.scale_stride, a.C) + c);
+            put(a.dinp, a.dtype, i, a.dresidual != nullptr ? get(a.dresidual, a.dtype, i) : 0);
+        }
+        backward_row(f, n, dscale, dshift);
+        for (int64_t c = 0; c < a.C; ++c) {
+            const int64_t i = n * a.C + c;
+            put(a.dscale, a.dtype, b * or_columns(a.dscale_stride, a.C) + c, dscale[c]);
+            put(a.dshift, a.dtype, b * or_columns(a.dshift_stride, a.C) + c, dshift[c]);
+            if (a.dinp2 == nullptr) { continue; }
+            const double dx = get(a.dinp, a.dtype, i);
+            put(a.dinp2, a.dtype, i, dx * get(a.gate, a.dtype, b * or_columns(a.gate_stride, a.C) + c));
+            dgate[c] += dx * get(a.inp2, a.dtype, i);
+            put(a.dgate, a.dtype, b * or_columns(a.dgate_stride, a.C) + c, dgate[c]);
+        }
+    }
+    return LLMC_LAYERNORM_OK;
+}
