@@ -2,6 +2,7 @@
 // bounds of a LayerNorm whose weight is 1 + scale; and a problem's tensors as calls. Host only.
 // A form's name says which: "forward", "backward"; "gated" with a gated residual; "joined": dresidual is added to dinp.
 #pragma once
+#include <array>
 #include <string_view>
 
 #include "dev/cuda/layernorm_problems.h"
@@ -150,6 +151,18 @@ inline void add_gate_gradients(Problem& p, const std::shared_ptr<const ModulateG
     p.out.push_back({"dgate", p.dtype, B * C, 1, truth, bound, Extent::kColumns});
 }
 
+// in: dout, inp, scale, mean and rstd
+inline ModulateGradient gradient_of(const Problem& p, int64_t T, const std::array<Values, 5>& in) {
+    const auto& [dout, x, scale, mean, rstd] = in;
+    ModulateGradient d{{}, T, p.C, nullptr};
+    for (int64_t b = 0; b < p.N / T; b++) {
+        d.samples.push_back(std::make_shared<const BackwardTruth>(
+            p.dtype, T, p.C, cut(dout, b, T * p.C), cut(x, b, T * p.C), one_more(cut(scale, b, p.C)),
+            cut(mean, b, T), cut(rstd, b, T)));
+    }
+    return d;
+}
+
 // Useful streams: inp and dout read, dinp written; gated: inp2 read, dinp2 written; joined: dresidual read
 inline Problem modulate_backward_problem(Dtype dtype, Shape shape, Inputs kind, const CallForm& form) {
     Problem p = modulate_problem("layernorm_modulate", dtype, shape, kind, form);
@@ -174,14 +187,7 @@ inline Problem modulate_backward_problem(Dtype dtype, Shape shape, Inputs kind, 
             {"mean", Dtype::kFp32, mean, Extent::kRows},
             {"rstd", Dtype::kFp32, rstd, Extent::kRows}};
     add_per_sample(p, "scale", scale);
-    auto d = std::make_shared<ModulateGradient>();
-    d->T = T;
-    d->C = C;
-    for (int64_t b = 0; b < B; b++) {
-        d->samples.push_back(std::make_shared<const BackwardTruth>(
-            dtype, T, C, cut(dout, b, T * C), cut(x, b, T * C), one_more(cut(scale, b, C)), cut(mean, b, T),
-            cut(rstd, b, T)));
-    }
+    auto d = std::make_shared<ModulateGradient>(gradient_of(p, T, {dout, x, scale, mean, rstd}));
     const auto& samples = d->samples;
     std::vector<double> dinp(*joined(samples, &BackwardTruth::dinp));
     if (joins) {

@@ -163,10 +163,10 @@ typedef struct llmc_layernorm_forward_fp8_args {
 
 int llmc_layernorm_forward_fp8(const llmc_layernorm_forward_fp8_args* args);
 
-// Since version 4, of any type but float64: a layernorm whose scale and shift each sample has for itself (adaLN), alone or behind
-// a gated residual. out = xhat (1 + scale[b]) + shift[b] for each row x of sample b, a row of inp or, with a residual, of
-// inp + gate[b] inp2 rounded to dtype. What samples have lies *_stride elements apart, 0 = C; mostly chunks of one tensor. Matrices
-// are packed. residual or out may be inp; nothing else may overlap.
+// Since version 4, of any type but float64: a layernorm whose scale and shift each sample has for itself (adaLN), alone or
+// behind a gated residual. out = xhat (1 + scale[b]) + shift[b] for each row x of sample b, a row of inp or, with a residual,
+// of inp + gate[b] inp2 rounded to dtype. What samples have lies *_stride elements apart, 0 = C: chunks of one tensor, mostly.
+// Matrices are packed. residual or out may be inp; nothing else may overlap.
 typedef struct llmc_layernorm_modulate_forward_args {
     size_t struct_size;    // sizeof(llmc_layernorm_modulate_forward_args)
     int32_t dtype;         // of all but mean and rstd
@@ -192,9 +192,9 @@ typedef struct llmc_layernorm_modulate_forward_args {
 
 int llmc_layernorm_modulate_forward(const llmc_layernorm_modulate_forward_args* args);
 
-// Its gradients, written (=): dinp of what was normalised, to which dresidual is added; dscale and dshift as sums over the sample's
-// rows; with a gate dinp2 = gate[b] dinp and dgate[b], the sum of dinp inp2. dinp may be dout or dresidual, dinp2 may be inp2;
-// nothing else may overlap.
+// Its gradients, written (=): dinp of what was normalised, to which dresidual is added; dscale and dshift as sums over the
+// sample's rows; with a gate dinp2 = gate[b] dinp and dgate[b], the sum of dinp inp2. dinp may be dout or dresidual, dinp2 may
+// be inp2; nothing else may overlap.
 typedef struct llmc_layernorm_modulate_backward_args {
     size_t struct_size;     // sizeof(llmc_layernorm_modulate_backward_args)
     int32_t dtype;          // of all but mean and rstd

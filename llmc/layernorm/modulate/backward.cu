@@ -138,14 +138,14 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         ring.end = deal.runs.first_row(blockIdx.x + 1);
         ring.memory = memory;
         ring.full = full;
-        ring.open();
         const float per_column = 1.0f / call.C;
         const int64_t tokens = deal.runs.tokens;
+        int64_t row = ring.begin, sample = row / tokens;
+        ring.open();
         Held<T, k, gated> held;
         int parity = 0;
-        int64_t row = ring.begin;
         float next_m = call.mean[row], next_s = call.rstd[row];
-        for (int64_t sample = row / tokens; row < ring.end; sample++) {
+        for (; row < ring.end; sample++) {
             held.begin(call, columns, sample);
             const int64_t first = row, last = min(ring.end, (sample + 1) * tokens);
             for (; row < last; row++, parity ^= 1) {
@@ -231,13 +231,14 @@ template <int n, typename T>
 __global__ void __launch_bounds__(kMostFinishWarps* kWarp)
     finish_samples_kernel(LayerNormModulateBackward<T> call, Runs runs, int sets, int tiles) {
     __shared__ alignas(16) float of_warp[kMostFinishWarps][kWarp * n];
-    if constexpr (kSm90) { dependency_wait(); }
     const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int tile = blockIdx.x % tiles, set = blockIdx.x / tiles % sets, item = blockIdx.x / tiles / sets;
     const bool by_boundary = call.samples >= runs.blocks;
     const int64_t sample = by_boundary ? runs.first_row(item + 1) / runs.tokens : item;
     const int64_t begin = sample * runs.tokens;
     const int first = runs.block_of(begin), last = runs.block_of(begin + runs.tokens - 1);
+    // all blocks: else the kernel behind, which waits for this one, would not wait for the rows
+    if constexpr (kSm90) { dependency_wait(); }
     if (first == last || (by_boundary && first != item)) { return; }
     const int c = (tile * kWarp + lane) * n;
     Elements<float, n> sum{};

@@ -4,7 +4,7 @@
 // Any numbers of samples and tokens from 0, any C from 1, any alignment of T; fast where C is at most 8192 (6144 with a gate
 // in float), and rows and what each sample has are whole 16 bytes at addresses that are multiples of 16, on Hopper and later.
 // The same call gives the same bits. Everything is queued on the stream, nothing waits, nothing is allocated.
-// Errors (llmc::Error): sizes below 0 or C 0, one of residual, inp2 and gate without the others, a grid too large, a failed launch.
+// Errors (llmc::Error): sizes below 0 or C 0, one of residual, inp2 and gate without the others, a failed launch.
 #pragma once
 #include <cstddef>
 #include <cstdint>
