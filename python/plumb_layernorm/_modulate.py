@@ -2,10 +2,11 @@
 import torch
 
 from ._backend import backend
+from ._compiled import needs_pytorchs
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 if backend != "torch":
-    from ._stable import DEVICE, PLAIN, has_tangent, is_transformed, learns, new_like, operators
+    from ._stable import DEVICE, PLAIN, has_tangent, learns, new_like, operators
 
     for name in ("forward", "backward"):  # they write into what they are given: no shapes to tell
         torch.library.register_fake(f"plumb_layernorm_stable::modulate_{name}", lambda *arguments: None)
@@ -16,7 +17,7 @@ def takes(x, of_samples, residual):
     tensors = (x, *of_samples) if residual is None else (x, *of_samples, residual)
     return (backend != "torch" and all(type(t) in PLAIN and t.device.type == DEVICE and t.device == x.device
                                        and t.dtype == x.dtype for t in tensors)
-            and x.dtype in TYPES and 0 < x.numel() < 2**31 * x.shape[-1] and not has_tangent(*tensors) and not is_transformed())
+            and x.dtype in TYPES and 0 < x.numel() < 2**31 * x.shape[-1] and not has_tangent(*tensors) and not needs_pytorchs())
 
 
 def rows_of(p):
