@@ -1,10 +1,11 @@
 # LayerNorm and attention for other programs: C interfaces, and no other symbol. SOVERSION is raised when programs that were
 # linked before would break; without it in the name they would be started with a library that they do not fit.
 SOVERSION := 1
+# --gc-sections: what nobody calls of the C++ library, random numbers, would need this machine's glibc, and no older one.
 define link_library
 $(for_whom)
 $(call quiet,link)$(CXX) -shared -Wl,-soname,$(@F).$(SOVERSION) -Wl,--version-script=$(filter %.map,$^) -Wl,--no-undefined \
-    -static-libstdc++ -static-libgcc $(filter %.o,$^) -o $@ \
+    -Wl,--gc-sections -static-libstdc++ -static-libgcc $(filter %.o,$^) -o $@ \
     $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
 @ln -sf $(@F) $@.$(SOVERSION)
 endef
