@@ -166,11 +166,11 @@ def replace_norms(model, example=None):
     is of the rows' type now. Call this before fully_shard and register_parametrization, which make subclasses.
 
     example, a function such as lambda: model(ids), says which results may be of autocast's type beside float32 rows, so that
-    products need not cast them: it is called once, without gradients, under the autocast that training has. A norm whose result
-    is read by casts to that type alone, or through views, gives it from then on wherever autocast is on; all else stays as it
-    is. Values and gradients are rounded as by the casts, but where several products read one result: their gradients are added
-    in 16 bits. The answer's `out` says for each norm that ran (name: number of casts that are not there any more), or
-    (name: the operation that reads float32)."""
+    products need not cast them: it is called once, without gradients, in the mode and under the autocast that training has. A
+    norm whose result is read by casts to that type alone, or through views, gives it from then on wherever autocast is on; all
+    else stays as it is. Values and gradients are rounded as by the casts, but where several products read one result: their
+    gradients are added in 16 bits. The answer's `out` says for each norm that ran (name: number of casts that are not there any
+    more), or (name: the operation that reads float32)."""
     classes = {torch.nn.LayerNorm: LayerNorm, torch.nn.RMSNorm: RMSNorm}
     replaced, kept = [], []
     for name, module in list(model.named_modules()):
