@@ -99,7 +99,9 @@ def race(name, kind, how):
     if kind == "bf16":
         data = [{key: x.bfloat16() if x.is_floating_point() else x for key, x in batch.items()} for batch in data]
     other = copy.deepcopy(model)
-    count = plumb_layernorm.replace_layernorms(other)
+    example = (lambda: other(**data[0])) if kind == "autocast" else None
+    with torch.autocast("cuda", torch.bfloat16):
+        count = len(plumb_layernorm.replace_norms(other, example).replaced)
     runs = [Run(each, data, RATES[name], kind, how) for each in (model, other)]
     for run in runs:
         for _ in range(WARMUP):
