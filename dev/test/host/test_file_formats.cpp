@@ -257,11 +257,14 @@ TEST_CASE("json: depth and number of values are limited, names stand once, numbe
     CHECK(problem("{\"a\": [1, 2.5, \"x\", null, true, {}]}").exit_code == kExitDone);
     check_error(problem("[1,2,3]", {3, 8}), kExitBadInput, {"3 values"});
     check_error(problem("[1,2,{}]", {3, 8}), kExitBadInput, {"3 values"});
+    std::string objects;
+    for (int i = 0; i < 1000; i++) { objects += "{\"a\":"; }
     using Wrong = std::pair<std::string, const char*>;
     for (const auto& [text, says] :
-         {Wrong{std::string(1 << 20, '['), "8 levels"}, Wrong{"{\"a\":1,\"b\":2,\"a\":3}", "\"a\" twice"},
-          Wrong{"[9223372036854775808]", "over 2^63"}, Wrong{"", "syntax error"}, Wrong{"{", "syntax error"},
-          Wrong{"[1,]", "syntax error"}, Wrong{"{} x", "syntax error"}, Wrong{"nul", "syntax error"},
+         {Wrong{std::string(1 << 20, '['), "8 levels"}, Wrong{objects, "8 levels"},
+          Wrong{"{\"a\":1,\"b\":2,\"a\":3}", "\"a\" twice"}, Wrong{"[9223372036854775808]", "over 2^63"},
+          Wrong{"", "syntax error"}, Wrong{"{", "syntax error"}, Wrong{"[1,]", "syntax error"},
+          Wrong{"{} x", "syntax error"}, Wrong{"nul", "syntax error"},
           Wrong{"\"\xff\"", "a byte that is not UTF-8 at byte 2"},
           Wrong{R"("a\ud83d b")", "half of a surrogate pair"}, Wrong{std::string("{}\0", 3), "zero byte at"},
           Wrong{std::string("{}\0{}", 5), "zero byte at"}, Wrong{std::string("[\0]", 3), "zero byte at"}}) {

@@ -206,6 +206,11 @@ TEST_CASE_FIXTURE(InFolder, "checkpoint: a kill while one is replaced loses neit
     take_back_replaced(folder.path());
     CHECK(names_below(folder.path()) == Words{"step_00000004"});
     CHECK(fs::exists(path + "/new"));
+
+    fs::rename(path, old);
+    fs::create_symlink("elsewhere", path);  // to a disk that is not there
+    check_error(error_of([&] { take_back_replaced(folder.path()); }), kExitSaveFailed,
+                {old, "cannot be renamed to " + path});
 }
 
 // ---- damage ------------------------------------------------------------------------------------
