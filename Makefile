@@ -62,7 +62,7 @@ FORCE:
 # nothing and reads the text. None of our own headers: what includes them would not be known to depend on them.
 PLAIN       := -Og
 PRECOMPILED  = $(BUILD)/$(if $(filter-out $(PLAIN),$(OPTIMIZE)),std,plain).h
-HEADERS     := $(BUILD)/std.h.gch $(BUILD)/plain.h.gch
+HEADERS     := $(BUILD)/std.h.gch $(if $(filter-out $(BUILD),$(PLAIN_BUILD)),,$(BUILD)/plain.h.gch)
 $(BUILD)/std.h.gch: OPTIMIZE := $(OPTIMIZE)
 $(BUILD)/plain.h.gch: OPTIMIZE := $(PLAIN)
 $(HEADERS): CXXFLAGS := $(CXXFLAGS)

@@ -11,7 +11,7 @@ FORMAT_FLAGS := -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1
 # -compress-all: kernels take a fifth of the space; LINEINFO: for profilers, twice the space
 # UNRUN=1: what nobody runs is compiled soon rather than well (dev/test/test.mk)
 LINEINFO  ?= -lineinfo
-NVCCFLAGS := -std=c++20 $(if $(UNRUN),-O0 --Ofast-compile=max,-O3) -I. $(FORMAT_FLAGS) $(DEPS_CPPFLAGS) $(LINEINFO) \
+NVCCFLAGS := -std=c++20 $(if $(UNRUN),-O0 --Ofast-compile=max,-O3 $(LINEINFO)) -I. $(FORMAT_FLAGS) $(DEPS_CPPFLAGS) \
              --expt-relaxed-constexpr -Xfatbin -compress-all $(GENCODE) -MMD -MP -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
 CUDA      := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 # without a toolkit, NVIDIA's headers from PyPI, for what is compiled for the CPU (dev/emulate/README.md)
