@@ -190,7 +190,7 @@ public:
     }
 
 private:
-    static constexpr size_t kJobBytes = 1 << 20, kMaxUncut = 16 << 20;
+    static constexpr size_t kJobBytes = 1 << 20, kMaxUncut = 4 << 20;
     static constexpr size_t kJobsPerThread = 8;
     static constexpr size_t kLongestSpace = 3, kLongestCharacter = 4;  // bytes
 

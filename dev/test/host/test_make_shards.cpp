@@ -389,8 +389,8 @@ TEST_CASE(
         return joined(Documents(bytes / unit.size() + 1, unit));
     };
     // as Chinese or minified JSON may be; longer than what waits for a space
-    const std::string words = repeated("er7", 17 << 20), word = "e" + repeated("\xe4\xb8\xad", 17 << 20);
-    const Documents lines(60, repeated("er", 300'000) + "er7\n");
+    const std::string words = repeated("er7", 5 << 20), word = "e" + repeated("\xe4\xb8\xad", 5 << 20);
+    const Documents lines(18, repeated("er", 300'000) + "er7\n");
     for (const Documents& documents : {Documents{words}, Documents{word}, lines}) {
         write_bytes(folder / "text", joined(documents));
         check_done(make_shards("--tokenizer " + kTokenizer + " --val-fraction 0 --documents line " +
