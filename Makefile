@@ -75,10 +75,10 @@ $(HEADERS): $(SETTINGS) Makefile
 $(BUILD)/%.o: %.cpp $(SETTINGS) | $(if $(filter file,$(origin PRECOMPILED)),$(HEADERS))
 	@mkdir -p $(@D)
 	$(COMPILE) -include $(PRECOMPILED) -c $< -o $@
-# what the JSON library makes of its templates reads and writes a few lines; json.cpp whole texts, safetensors.cpp
-# all numbers of a model
-$(call objects,$(filter-out %/json.cpp %/safetensors.cpp, \
-    $(shell grep -l '<nlohmann/json.hpp>' llmc/*/*/*.cpp))): OPTIMIZE := $(OPTIMIZE:-O3=-Og)
+# a few lines a step or a run go through these, but whole texts through json.cpp, all numbers of a model through safetensors.cpp
+$(call objects,$(filter-out %/json.cpp %/safetensors.cpp,$(shell grep -l '<nlohmann/json.hpp>' llmc/*/*/*.cpp)) \
+    $(wildcard llmc/model/model_source.cpp $(addsuffix /*.cpp,$(addprefix llmc/,model/run model/profile host/options))) \
+    $(filter-out %/comm.cpp,$(wildcard llmc/host/ranks/*.cpp))): OPTIMIZE := $(OPTIMIZE:-O3=-Og)
 define archive
 @mkdir -p $(@D)
 @rm -f $@
