@@ -50,7 +50,7 @@ make_copy() {
     sources | while IFS= read -r -d '' file; do
         if [ -e "$file" ]; then printf '%s\0' "$file"; fi
     done | xargs -0 cp -a --parents -t "$copy"
-    for built in build/deps.mk build/compiler build/arch $objects; do
+    for built in build/deps.mk build/compiler build/arch build/{std,plain}.h $objects; do
         if [ -e "$built" ]; then cp -a --parents -t "$copy" "$built"; fi
     done
 }
