@@ -56,8 +56,8 @@ $(OUT)test_gpt2cu: $(call gpu_objects,$(wildcard dev/test/gpu/*.cu) $(GPU_SOURCE
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 
-# Without a GPU nothing runs the device code: for what it was compiled for, as it was; else for one GPU, and soon rather than
-# well, which take a third and two thirds of the time. A later make compiles it again.
+# Without a GPU nothing runs the device code: for what it was compiled for, as it was; else for one GPU, a third of the time,
+# and soon rather than well, which a later make does again.
 COMPILED  := $(shell sed 1q $(BUILD)/arch 2>/dev/null)
 TEST_ARCH := $(if $(DETECTED)$(filter command environment,$(origin ARCH)),$(ARCH),$(or $(COMPILED),sm_90a))
 HOW       := $(if $(DETECTED),,$(if $(COMPILED),$(shell sed -n 3p $(BUILD)/arch),UNRUN))
