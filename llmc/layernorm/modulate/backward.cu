@@ -33,13 +33,13 @@ template <typename T, int k, bool gated>
 struct Held {
     static constexpr int sets = gated ? 3 : 2;  // for dscale, dshift, dgate
     Elements<T, kColumns> scale[k], gate[gated ? k : 1];
-    float sums[sets][k][kColumns];
+    Elements<float, kColumns> sums[sets][k];
 
     __device__ void begin(const LayerNormModulateBackward<T>& call, const Columns<kColumns, k>& columns,
                           int64_t sample) {
         columns.load(scale, of_sample(call.scale, sample));
         if constexpr (gated) { columns.load(gate, of_sample(call.gate, sample)); }
-        unrolled<sets, k, kColumns>([&](int set, int i, int j) { sums[set][i][j] = 0; });
+        unrolled<sets, k>([&](int set, int i) { sums[set][i] = {}; });
     }
     __device__ void end(const LayerNormModulateBackward<T>& call, const Columns<kColumns, k>& columns,
                         const Part& part) const {
@@ -49,10 +49,9 @@ struct Held {
             unrolled<k>([&](int i) {
                 if (!columns.has(i)) { return; }
                 if (part.whole) {
-                    store(to + columns.at(i), rounded<T>(sums[set][i]));
+                    store(to + columns.at(i), rounded<T>(sums[set][i].at));
                 } else {
-                    store(partial + columns.at(i),
-                          *reinterpret_cast<const Elements<float, kColumns>*>(sums[set][i]));
+                    store(partial + columns.at(i), sums[set][i]);
                 }
             });
         });
@@ -89,8 +88,8 @@ struct Row {
             const float dy = as_float(d[i], j);
             xhat[i][j] = (as_float(x[i], j) - m) * s;
             g[i][j] = fmaf(dy, as_float(held.scale[i], j), dy);
-            held.sums[0][i][j] = fmaf(dy, xhat[i][j], held.sums[0][i][j]);
-            held.sums[1][i][j] += dy;
+            held.sums[0][i].at[j] = fmaf(dy, xhat[i][j], held.sums[0][i].at[j]);
+            held.sums[1][i].at[j] += dy;
             sums.x += g[i][j];
             sums.y = fmaf(g[i][j], xhat[i][j], sums.y);
         });
@@ -113,7 +112,7 @@ struct Row {
             if constexpr (gated) {
                 const auto h = load<n>(inp2 + columns.at(i));
                 unrolled<n>([&](int j) {
-                    held.sums[2][i][j] = fmaf(dx[j], as_float(h, j), held.sums[2][i][j]);
+                    held.sums[2][i].at[j] = fmaf(dx[j], as_float(h, j), held.sums[2][i].at[j]);
                     dx[j] *= as_float(held.gate[i], j);
                 });
                 store(call.dinp2 + at, rounded<T>(dx));

@@ -99,13 +99,14 @@ __global__ void __launch_bounds__(kMostThreads, 1)
                 if (threadIdx.x == 0) { write_statistics(call, row, normal); }
                 // the row's mean beyond what d lacks, times -s
                 const float rest = -(of_row.about - of_mine.about + of_row.m) * normal.s;
-                if constexpr (gated) { hide_from_optimizer(x); }  // there are no registers for d
+                constexpr bool again = gated || k * n > 32;  // there are no registers for d
+                if constexpr (again) { hide_from_optimizer(x); }
                 T* out = call.out + row * call.C;
                 unrolled<k>([&](int i) {
                     if (!columns.has(i)) { return; }
                     float y[n];
                     unrolled<n>([&](int j) {
-                        const float left = gated ? as_float(x[i], j) - of_mine.about : d[i][j];
+                        const float left = again ? as_float(x[i], j) - of_mine.about : d[i][j];
                         const float xhat = fmaf(left, normal.s, rest);
                         y[j] = fmaf(xhat, as_float(mine.scale[i], j), xhat + as_float(mine.shift[i], j));
                     });
