@@ -169,7 +169,7 @@ bool launch_forward(const LayerNormModulateForward<T>& call, cudaStream_t stream
         return false;
     }
     const Deal deal = deal_rows(kForwardLayouts, ceil_div(call.C, n), (int)row_bytes, gated ? 2 : 1,
-                                call.samples, call.tokens);
+                                kMostWarps, call.samples, call.tokens);
     if (deal.runs.blocks == 0) { return false; }
     with_constant<kForwardLayouts[0], kForwardLayouts[std::size(kForwardLayouts) - 1] + 1>(
         deal.vectors, [&]<int k>() {

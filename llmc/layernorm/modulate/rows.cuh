@@ -40,10 +40,10 @@ struct Deal {
     size_t shared_bytes;
 };
 
-// The layout that leaves the fewest lanes idle, of rows of `wide` vectors, for `most` warps an SM; then as many blocks on each SM
-// as have room for three stages each, but somewhat fewer if the rows are then dealt out more evenly.
+// The layout that leaves the fewest lanes idle, of rows of `wide` vectors; then as many blocks on each SM as have room for three
+// stages each and warps_of_sm warps together, but somewhat fewer if the rows are then dealt out more evenly.
 inline Deal deal_rows(std::span<const int> vectors_of_lane, int wide, int row_bytes, int streams,
-                      int64_t samples, int64_t tokens) {
+                      int warps_of_sm, int64_t samples, int64_t tokens) {
     Deal deal{Runs(samples, tokens, 0), streams, 0, 0, 0, 0, 0};
     for (int k : vectors_of_lane) {
         const int warps = ceil_div(wide, k * kWarp);
@@ -58,7 +58,7 @@ inline Deal deal_rows(std::span<const int> vectors_of_lane, int wide, int row_by
     auto room = [&](int per_sm) {  // of a block, without what is static
         return std::min(device_facts().shared_bytes, kSharedOfSm / per_sm - kReserved) - kReserved;
     };
-    int per_sm = kMostWarps / deal.warps;
+    int per_sm = std::max(1, warps_of_sm / deal.warps);
     while (per_sm > 1 && room(per_sm) < 3 * stage) { per_sm--; }
     deal.stages = std::min(kMostStages, room(per_sm) / stage);
     if (deal.stages < 2) { return deal; }
