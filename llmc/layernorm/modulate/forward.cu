@@ -5,6 +5,8 @@ namespace llmc {
 
 namespace modulate {
 
+// of an SM, where there is no gate: 14 blocks of a warp, 3 of four, are dealt rows most evenly (H200, 1152 and 3072 columns)
+constexpr int kUngatedWarps = 14;
 constexpr int kForwardLayouts[] = {3, 4, 5};  // vectors of 16 bytes a lane
 
 // a lane's part of what a sample has
@@ -34,22 +36,20 @@ __device__ void add_gated(Elements<T, n> (&x)[k], const Elements<T, n> (&gate)[k
     });
 }
 
-// As moments_of() has them; d becomes what is left of the warp's elements without about, which their mean is but for rounding.
 template <typename T, int n, int k>
-__device__ Moments moments_of_warp(float (&d)[k][n], const Elements<T, n> (&x)[k],
-                                   const Columns<n, k>& columns, float count, float per_count) {
-    float sums[2] = {}, rests = 0, squares[2] = {};
-    unrolled<k, n>([&](int i, int j) { sums[j % 2] += as_float(x[i], j); });  // behind the row x is 0
-    const float about = __fmul_rn(group_sum<kWarp>(sums[0] + sums[1]), per_count);
-    unrolled<k>([&](int i) {
-        if (!columns.has(i)) { return; }
-        unrolled<n>([&](int j) {
-            d[i][j] = as_float(x[i], j) - about;
-            rests += d[i][j];
-            squares[j % 2] = fmaf(d[i][j], d[i][j], squares[j % 2]);
+__device__ Moments moments_of_warp(const Elements<T, n> (&x)[k], const Columns<n, k>& columns, float count,
+                                   float per_count) {
+    auto some = [&](auto add) {  // behind the row x is 0
+        unrolled<k, n>([&](int i, int j) { add(as_float(x[i], j), j % 2); });
+    };
+    auto all = [&](auto add) {
+        unrolled<k>([&](int i) {
+            if (columns.has(i)) {
+                unrolled<n>([&](int j) { add(as_float(x[i], j), j % 2); });
+            }
         });
-    });
-    return moments_about(about, group_sums<kWarp>({rests, squares[0] + squares[1]}), count, per_count);
+    };
+    return moments_of<kWarp>(some, per_count, all, count, per_count, false);
 }
 
 template <typename T, int k, bool gated>
@@ -70,14 +70,14 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         if (threadIdx.x < 2 * kMostWarps) {  // as many threads as a warp has
             of_warp[threadIdx.x / kMostWarps][threadIdx.x % kMostWarps] = {};
         }
-        const int warps = blockDim.x / kWarp;
-        const float count = columns.of_warp(), per_count = 1.0f / count, per_column = 1.0f / call.C;
-        int64_t row = ring.begin, sample = row / deal.runs.tokens;
         ring.open();
         dependency_launch();
+        const int warps = blockDim.x / kWarp;
+        const float count = columns.of_warp(), per_count = 1.0f / count, per_column = 1.0f / call.C;
         Sample<T, n, k, gated> mine;
         int parity = 0;
-        for (; row < ring.end; sample++) {
+        int64_t row = ring.begin;
+        for (int64_t sample = row / deal.runs.tokens; row < ring.end; sample++) {
             mine.load(call, columns, sample);
             const int64_t last = min(ring.end, (sample + 1) * deal.runs.tokens);
             for (; row < last; row++, parity ^= 1) {
@@ -88,8 +88,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
                 if constexpr (gated) {
                     add_gated(x, mine.gate, ring.row_of(1, row), call.residual + row * call.C, columns);
                 }
-                float d[k][n];
-                const Moments of_mine = moments_of_warp(d, x, columns, count, per_count);
+                const Moments of_mine = moments_of_warp(x, columns, count, per_count);
                 if (threadIdx.x % kWarp == 0) { of_warp[parity][threadIdx.x / kWarp] = of_mine; }
                 ring.meet();
                 ring.refill(row);
@@ -97,17 +96,13 @@ __global__ void __launch_bounds__(kMostThreads, 1)
                 const Moments of_row = warps == 1 ? of_mine : joined<kMostWarps>(of_warp[parity], per_column);
                 const Normal normal = normal_of(of_row, per_column, (float)call.eps);
                 if (threadIdx.x == 0) { write_statistics(call, row, normal); }
-                // the row's mean beyond what d lacks, times -s
-                const float rest = -(of_row.about - of_mine.about + of_row.m) * normal.s;
-                constexpr bool again = gated || k * n > 32;  // there are no registers for d
-                if constexpr (again) { hide_from_optimizer(x); }
+                if constexpr (gated) { hide_from_optimizer(x); }  // likewise, of the row
                 T* out = call.out + row * call.C;
                 unrolled<k>([&](int i) {
                     if (!columns.has(i)) { return; }
                     float y[n];
                     unrolled<n>([&](int j) {
-                        const float left = again ? as_float(x[i], j) - of_mine.about : d[i][j];
-                        const float xhat = fmaf(left, normal.s, rest);
+                        const float xhat = normal.xhat(as_float(x[i], j));
                         y[j] = fmaf(xhat, as_float(mine.scale[i], j), xhat + as_float(mine.shift[i], j));
                     });
                     store(out + columns.at(i), rounded<T>(y));
@@ -169,7 +164,7 @@ bool launch_forward(const LayerNormModulateForward<T>& call, cudaStream_t stream
         return false;
     }
     const Deal deal = deal_rows(kForwardLayouts, ceil_div(call.C, n), (int)row_bytes, gated ? 2 : 1,
-                                kMostWarps, call.samples, call.tokens);
+                                gated ? kMostWarps : kUngatedWarps, call.samples, call.tokens);
     if (deal.runs.blocks == 0) { return false; }
     with_constant<kForwardLayouts[0], kForwardLayouts[std::size(kForwardLayouts) - 1] + 1>(
         deal.vectors, [&]<int k>() {
