@@ -16,7 +16,7 @@ constexpr int kMostWarps = 16,
 constexpr int kMostStages = 4, kSharedOfSm = 228 << 10,
               kReserved = 1 << 10;  // bytes; of each block for the system
 
-// Block i of `blocks` has the rows from first_row(i) to first_row(i + 1): `each` of them, or one more if it is one of the first.
+// Block i of `blocks` has the rows from first_row(i) to first_row(i + 1): `each` of them, the first blocks one more.
 struct Runs {
     int64_t rows, tokens, each;  // tokens: rows of a sample
     int blocks, more;
@@ -40,8 +40,8 @@ struct Deal {
     size_t shared_bytes;
 };
 
-// The layout that leaves the fewest lanes idle, of rows of `wide` vectors; then as many blocks on each SM as have room for three
-// stages each and warps_of_sm warps together, but somewhat fewer if the rows are then dealt out more evenly.
+// The layout that leaves the fewest lanes idle, of rows of `wide` vectors; then as many blocks on each SM as have room for
+// three stages each and warps_of_sm warps together, but somewhat fewer if the rows are then dealt out more evenly.
 inline Deal deal_rows(std::span<const int> vectors_of_lane, int wide, int row_bytes, int streams,
                       int warps_of_sm, int64_t samples, int64_t tokens) {
     Deal deal{Runs(samples, tokens, 0), streams, 0, 0, 0, 0, 0};
