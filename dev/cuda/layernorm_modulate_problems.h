@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "dev/cuda/layernorm_problems.h"
-#include "llmc/layernorm/modulate/modulate.h"
+#include "llmc/layernorm/layernorm_modulate.h"
 
 namespace llmc {
 

@@ -17,7 +17,7 @@
 #include "llmc/host/base/error.h"
 #include "llmc/layernorm/layernorm.h"
 #include "llmc/layernorm/layernorm_fp8.h"
-#include "llmc/layernorm/modulate/modulate.h"
+#include "llmc/layernorm/layernorm_modulate.h"
 
 namespace {
 

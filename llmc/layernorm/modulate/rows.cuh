@@ -5,7 +5,7 @@
 #include <span>
 
 #include "llmc/layernorm/forward/rows.cuh"
-#include "llmc/layernorm/modulate/modulate.h"
+#include "llmc/layernorm/layernorm_modulate.h"
 
 namespace llmc::modulate {
 
