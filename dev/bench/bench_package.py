@@ -1,20 +1,11 @@
 #!/usr/bin/env python3
-"""What the package of python/ gains, and what a call of it costs the processor: ours beside PyTorch's, in turns in one process.
+"""What a call of python/'s package costs the processor: ours beside PyTorch's, in turns in one process.
 
-    dev/bench/bench_package.py models [--models gpt2 vit-l bert-l] [--types autocast bf16] [--how eager compiled] [--json FILE]
-    dev/bench/bench_package.py host [--rounds N] [--json FILE]
-    dev/bench/tables.py --take FILE pytorch/models         what models wrote, as this project's figures
+    dev/bench/bench_package.py [--rounds N] [--json FILE]
 
-models: a training step of Hugging Face's GPT-2 (124M), BERT-L and ViT-L with random weights, SDPA, no dropout, fused AdamW, once
-with nn.LayerNorm and once with ours. autocast: bfloat16 autocast over float32 weights; bf16: everything is bfloat16; a compiled
-model has PyTorch's operator either way. Prints the median step of each, the gain, and how far the losses are apart. The data are
-sequences that a small rule makes, and images of noise, so that the loss falls. FILE keeps its other rows of this GPU and day.
-
-host: where the time of a call goes. The rows are few (64 x 256, float16), so that the GPU waits for the processor. us a call: the
-least and the median of the rounds.
+The rows are few (64 x 256, float16), so that the GPU waits for the processor. us a call: the least and the median of the rounds.
+FILE keeps its other rows of this GPU and day.
 """
-import contextlib
-import copy
 import statistics
 import time
 
@@ -26,115 +17,9 @@ import torch.nn.functional as F
 
 import plumb_layernorm
 
-# without a warmup of the rate, 24 layers diverge at GPT-2's
-RATES = {"gpt2": 3e-4, "vit-l": 1e-4, "bert-l": 3e-5}
-LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
-             hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
-WARMUP, ROUNDS, STEPS = 5, 4, 5  # steps, rounds, steps of each in a round
 N, C, EPS, CALLS = 64, 256, 1e-5, 1000
 
 
-# ---- models ------------------------------------------------------------------------------------------
-def sequences(batch, length, vocabulary):
-    """tokens of which each follows from the two before, but for one in eight"""
-    tokens = torch.randint(0, 509, (batch, length))
-    noise = torch.rand(batch, length) < 0.125
-    for k in range(2, length):
-        follows = (tokens[:, k - 1] * 3 + tokens[:, k - 2] * 5 + 7) % 509
-        tokens[:, k] = torch.where(noise[:, k], tokens[:, k], follows)
-    return {"input_ids": tokens % vocabulary, "labels": tokens % vocabulary}
-
-
-def new_model(name):
-    """a model, and what makes a batch for it"""
-    from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
-    if name == "gpt2":
-        config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa", use_cache=False)
-        return GPT2LMHeadModel(config), lambda: sequences(16, 1024, 50257)
-    if name == "bert-l":
-        return BertForMaskedLM(BertConfig(**LARGE)), lambda: sequences(32, 512, 30522)
-    return ViTForImageClassification(ViTConfig(**LARGE, num_labels=1000)), lambda: {
-        "pixel_values": torch.randn(64, 3, 224, 224), "labels": torch.randint(0, 1000, (64,))}
-
-
-class Run:
-    """a model in training; data: batches that come again and again"""
-
-    def __init__(self, model, data, rate, kind, how):
-        self.data, self.losses, self.events = data, [], []
-        self.autocast = kind == "autocast"
-        if kind == "bf16":
-            model.bfloat16()
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), fused=True)
-        self.loss = lambda batch: model(**batch).loss
-        if how == "compiled":
-            self.loss = torch.compile(self.loss)
-
-    def step(self):
-        batch = self.data[len(self.losses) % len(self.data)]
-        with torch.autocast("cuda", torch.bfloat16) if self.autocast else contextlib.nullcontext():
-            loss = self.loss(batch)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.detach())
-
-    def timed(self):
-        for _ in range(STEPS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            self.step()
-            end.record()
-            self.events.append((begin, end))
-        torch.cuda.synchronize()
-
-
-def race(name, kind, how):
-    torch.manual_seed(1)
-    torch.compiler.reset()
-    with torch.device("cuda"):
-        model, new_batch = new_model(name)
-        model.train()
-        data = [new_batch() for _ in range(4)]
-    if kind == "bf16":
-        data = [{key: x.bfloat16() if x.is_floating_point() else x for key, x in batch.items()} for batch in data]
-    other = copy.deepcopy(model)
-    example = (lambda: other(**data[0])) if kind == "autocast" else None
-    with torch.autocast("cuda", torch.bfloat16):
-        count = len(plumb_layernorm.replace_norms(other, example).replaced)
-    runs = [Run(each, data, RATES[name], kind, how) for each in (model, other)]
-    for run in runs:
-        for _ in range(WARMUP):
-            run.step()
-    for _ in range(ROUNDS):
-        for run in runs:
-            run.timed()
-    ms = [statistics.median(begin.elapsed_time(end) for begin, end in run.events) for run in runs]
-    curves = [[round(loss.item(), 4) for loss in run.losses] for run in runs]
-    row = {"row": f"{name} {kind} {how}", "LayerNorms": count, "nn.LayerNorm ms": round(ms[0], 2),
-           "ours ms": round(ms[1], 2), "nn / ours": round(ms[0] / ms[1], 4)}
-    row |= {f"loss, {who}": f"{curve[0]} to {curve[-1]}" for who, curve in zip(("nn", "ours"), curves)}
-    row |= {"apart at most": round(max(abs(a - b) for a, b in zip(*curves)), 4)}
-    print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    return row
-
-
-def models(o):
-    needs(__doc__, "transformers")
-    import transformers
-    torch.set_float32_matmul_precision("high")
-    note = ("ms a step, the median; 16x1024 tokens of gpt2, 64 images of vit-l, 32x512 tokens of bert-l; the data come again "
-            "and again")
-    head = measured_here("bench_package.py models", others=f"transformers {transformers.__version__}", note=note)
-    for how in o.how:
-        for name in o.models:
-            for kind in o.types:
-                row = race(name, kind, how)
-                if o.json:
-                    add_rows(o.json, head, [row], "row")
-
-
-# ---- host --------------------------------------------------------------------------------------------
 def tensors(N):
     torch.manual_seed(1)
     x = torch.randn(N, C, dtype=torch.float16, device="cuda", requires_grad=True)
@@ -235,26 +120,19 @@ def host(o):
         print(f"{name:50} {'   '.join(cells)}" + (f"  torch / ours {row['torch / ours']:.2f}" if "torch" in row else ""))
         rows.append(row)
     if o.json:
-        head = measured_here("bench_package.py host", others=f"plumb_layernorm's {plumb_layernorm.backend}")
+        head = measured_here("bench_package.py", others=f"plumb_layernorm's {plumb_layernorm.backend}")
         add_rows(o.json, head, rows, "row")
 
 
 def main():
     p = parser(__doc__)
-    ways = p.add_subparsers(dest="what", required=True)
-    m = ways.add_parser("models")
-    m.add_argument("--models", nargs="+", choices=list(RATES), default=list(RATES))
-    m.add_argument("--types", nargs="+", choices=["autocast", "bf16"], default=["autocast", "bf16"])
-    m.add_argument("--how", nargs="+", choices=["eager", "compiled"], default=["eager"])
-    h = ways.add_parser("host")
-    h.add_argument("--rounds", type=int, default=7)
-    for way in m, h:
-        way.add_argument("--json", metavar="FILE")
+    p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--json", metavar="FILE")
     o = p.parse_args()
     if not torch.cuda.is_available():
         p.error("no CUDA device")
     print(torch.cuda.get_device_name(), f"PyTorch {torch.__version__}", f"plumb_layernorm's {plumb_layernorm.backend}", sep=", ")
-    {"models": models, "host": host}[o.what](o)
+    host(o)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@
     dev/bench/tables.py --take FILE ladder/attention    those of attention_forward or _backward, in place of all older ones
     dev/bench/tables.py --take FOLDER race/points       what dev/bench/bench_layernorm.py --out FOLDER wrote, in place of all
     dev/bench/tables.py --take FILE attention/h100      what dev/bench/bench_attention.py wrote; so is any other file that is a
-                                             table, such as --profile's (step/d12_b64) or bench_package.py's (pytorch/models)
+                                             table, such as --profile's (step/d12_b64) or bench_models.py's (pytorch/compiled)
 
 doc/measured/SUBJECT.json holds a subject's tables; each says where its figures come from (gpu, date, command, note) and has a
 row a line. Numbers are printed as they are written there, so 49.80 stays 49.80. Rows that are not shown as they are take an

@@ -52,13 +52,11 @@ tests=("$python" -m pytest -q -p no:cacheprovider $workers --durations=5 python/
 part tests 130 "${tests[@]}" || failed=1
 PLUMB_LAYERNORM_BACKEND=stable part tests_stable 60 "${tests[@]}" -k "not compile and not tutorial" ||
     failed=1
-part host_cost 35 "$python" dev/bench/bench_package.py host --json "$out/host_cost.json"
-PLUMB_LAYERNORM_BACKEND=stable part host_cost_stable 20 "$python" dev/bench/bench_package.py host --rounds 3 \
+part host_cost 35 "$python" dev/bench/bench_package.py --json "$out/host_cost.json"
+PLUMB_LAYERNORM_BACKEND=stable part host_cost_stable 20 "$python" dev/bench/bench_package.py --rounds 3 \
     --json "$out/host_cost_stable.json"
 LINES_OF_A_PART=75 part race 150 "$python" dev/bench/bench_layernorm.py --sweep --gpt2 --quick \
     --out "$out/race"
-part models 75 "$python" dev/bench/bench_package.py models --how eager --json "$out/models.json"
-part models_compiled 150 "$python" dev/bench/bench_package.py models --how compiled --models gpt2 --types autocast \
-    --json "$out/models_compiled.json"
+part models 240 "$python" dev/bench/bench_models.py --models gpt2,vit --json "$out/models.json"
 echo "gpu.sh: $([ $failed = 0 ] && echo passed || echo FAILED), $((SECONDS - begin)) s"
 exit $failed
