@@ -48,9 +48,9 @@ HOST_CU_OBJECTS := $(call gpu_objects,$(HOST_CU))
 $(HOST_CU_OBJECTS): compile_cu = $(compile_host_cu)
 $(HOST_CU_OBJECTS): OPTIMIZE := $(if $(UNRUN),$(PLAIN),$(OPTIMIZE))
 $(HOST_CU_OBJECTS): | $(if $(filter file,$(origin PRECOMPILED)),$(HEADERS))
-# compiled soon, wgmma code takes as long, and ptxas warns of what it will cost
+# wgmma code: for GPUs before Hopper nothing calls it; compiled soon it takes as long, and ptxas warns of what it will cost
 $(call gpu_objects,$(shell grep -l wgmma llmc/ops/attention/*.cu llmc/ops/attention/ladder/*/*.cu dev/test/gpu/*.cu)): \
-    NVCCFLAGS := $(filter-out --Ofast-compile=%,$(NVCCFLAGS))
+    NVCCFLAGS := $(filter-out --Ofast-compile=%,$(NVCCFLAGS)) -diag-suppress 177
 
 include llmc/layernorm/typed.mk
 GPU_SOURCES := $(wildcard $(addprefix llmc/,cuda/*.cu model/*/*.cu ops/*.cu ops/*/*.cu layernorm/fp8/*.cu)) $(LAYERNORM_SOURCES)
