@@ -1,6 +1,8 @@
 """What the tests share. They run on a GPU, or with PLUMB_TEST_DEVICE=cpu on a package made with --host."""
+import contextlib
 import math
 import os
+import socket
 
 import torch
 
@@ -77,3 +79,17 @@ def ours_residual(x, residual, weight, bias):
 
 def theirs_residual(x, residual, weight, bias):
     return theirs(x + residual, weight, bias), x + residual
+
+
+@contextlib.contextmanager
+def group_of_one():
+    """torch.distributed, of this process alone"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.distributed.init_process_group("nccl" if DEVICE == "cuda" else "gloo", world_size=1, rank=0,
+                                         init_method=f"tcp://127.0.0.1:{port}")
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,6 +1,5 @@
 """What torch.compile makes of the norms: PyTorch's operations, and our backward pass where _compiled.py's rule says so."""
 import copy
-import socket
 
 import pytest
 import torch
@@ -9,9 +8,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 import plumb_layernorm
-from helpers import DEVICE, error, exact, gradients, inputs, learning, near, ours, ours_residual, theirs, theirs_residual
+from helpers import (DEVICE, HALF, error, exact, gradients, group_of_one, inputs, learning, near, ours, ours_residual, theirs,
+                     theirs_residual)
 
-HALF = (torch.bfloat16, torch.float16)
 BACKWARD = "plumb_layernorm_stable.backward"
 
 
@@ -195,14 +194,7 @@ def test_reduce_overhead():
 
 
 def test_distributed_data_parallel():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.distributed.init_process_group("nccl" if DEVICE == "cuda" else "gloo", world_size=1, rank=0,
-                                         init_method=f"tcp://127.0.0.1:{port}")
-    try:
+    with group_of_one():
         model, other = new_blocks()
         x = torch.randn(8, 512, device=DEVICE, dtype=torch.bfloat16)
         as_near(trained(nn.parallel.DistributedDataParallel(other), x, True), model, x)
-    finally:
-        torch.distributed.destroy_process_group()

@@ -2,14 +2,13 @@
 the module."""
 import copy
 import itertools
-import socket
 
 import pytest
 import torch
 from torch import nn
 
 import plumb_layernorm
-from helpers import (DEVICE, EXTENSION, HALF, exact, gradients, inputs, is_ours, learning, near, ours,
+from helpers import (DEVICE, EXTENSION, HALF, exact, gradients, group_of_one, inputs, is_ours, learning, near, ours,
                      ours_residual, theirs)
 
 cuda = pytest.mark.skipif(DEVICE != "cuda", reason="of CUDA")
@@ -254,12 +253,7 @@ def test_operators_refuse_what_does_not_fit():
 
 # ---- several processes -------------------------------------------------------------------------------------
 def test_distributed_data_parallel():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.distributed.init_process_group("nccl" if DEVICE == "cuda" else "gloo", world_size=1, rank=0,
-                                         init_method=f"tcp://127.0.0.1:{port}")
-    try:
+    with group_of_one():
         model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)).to(DEVICE)
         plumb_layernorm.replace_layernorms(model)
         alone = copy.deepcopy(model)
@@ -269,8 +263,6 @@ def test_distributed_data_parallel():
             for m in (alone, spread):
                 m(x).square().sum().backward()
         near([p.grad for p in model.parameters()], [p.grad for p in alone.parameters()])
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 # ---- CUDA's own --------------------------------------------------------------------------------------------

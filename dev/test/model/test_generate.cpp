@@ -323,9 +323,7 @@ TEST_CASE_FIXTURE(InFolder, "sub-commands: generate") {
     CHECK(Json::parse(generate("--tokens 3 --json --prompt=--seed").out)["prompt"] == "--seed");
     CHECK(generate("--tokens 9 --seed 010").out == generate("--tokens 9 --seed 10").out);  // not octal
     const std::string help = run_well(folder.path(), {"generate", "--help"}).out;
-    for (const char* part : {"--temperature", "--stop", "step_00001000", "Examples:"}) {
-        CHECK(contains(help, part));
-    }
+    check_holds(help, {"--temperature", "--stop", "step_00001000", "Examples:"});
     CHECK(run_train(folder.path(), {"generate", folder / "nothing"}).exit_code == kExitBadInput);
     CHECK(run_train(folder.path(), {"generate", folder.path() + "/."}).exit_code == kExitDone);
 }
