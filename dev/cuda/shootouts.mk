@@ -37,10 +37,8 @@ ATTENTION_SHOOTOUTS := $(filter dev/cuda/attention_%,$(SHOOTOUTS))
 $(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/,ops/matmul/matmul.cu ops/column_sums/bias.cu ops/gelu.cu) \
     $(filter-out %c_abi.cu %/backward_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
 $(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
-$(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier/*.cu))
 $(filter %/layernorm_fp8,$(SHOOTOUTS)): $(call gpu_objects,llmc/layernorm/fp8/layernorm_fp8.cu llmc/ops/fp8.cu)
 $(filter %/layernorm_modulate,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/layernorm/modulate/*.cu))
-$(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/column_sums/bias.cu)
 # see dev/cuda/clock.cuh's kStream; without a GPU nothing runs their host code
 SHOOTOUT_OBJECTS := $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS)) $(HARNESS))
 $(SHOOTOUT_OBJECTS): NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O0)) --default-stream per-thread
@@ -55,8 +53,7 @@ $(SHOOTOUTS): $(call gpu_objects,$(HARNESS) llmc/cuda/measuring.cu) $(BUILD)/onl
 
 diff-%:
 	@set -- $(subst -, ,$*); op=$${1#layernorm_}; ladder=llmc/layernorm/ladder/$${op%_layernorm_forward}; \
-	    case $$1 in attention_*) ladder=llmc/ops/attention/ladder/$${1#attention_};; \
-        classifier | column_sums) ladder=llmc/ops/$$1/ladder;; esac; \
+	    case $$1 in attention_*) ladder=llmc/ops/attention/ladder/$${1#attention_};; esac; \
 	    for rung in $$2 $$3; do ls $$ladder/v$$rung.* >/dev/null 2>&1 || \
 	        { echo "make $@: no file of rung $$rung there:" $$ladder/v* >&2; exit 1; }; done; \
 	    git --no-pager diff --no-index $$ladder/v$$2.* $$ladder/v$$3.* || true

@@ -130,8 +130,8 @@ if [ "${1:-}" != quick ]; then
     stage planted planted
     stage c_abi dev/test/c_abi/run.sh
     stage package python/test/package.sh
-    for shootout in dev/cuda/{,residual_}layernorm_forward dev/cuda/layernorm_{backward,fp8} dev/cuda/attention_{forward,backward} \
-            dev/cuda/classifier dev/cuda/column_sums; do
+    for shootout in dev/cuda/{,residual_}layernorm_forward dev/cuda/layernorm_{backward,fp8,modulate} \
+            dev/cuda/attention_{forward,backward}; do
         if [ -x $shootout ]; then
             stage "$(basename $shootout)" $shootout --check
         else

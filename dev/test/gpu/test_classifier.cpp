@@ -1,5 +1,5 @@
 // Softmax, cross-entropy and its gradient on the GPU against the reference.
-#include "dev/cuda/classifier_problem.h"
+#include "dev/test/gpu/classifier_problem.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/reference.h"

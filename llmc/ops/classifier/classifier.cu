@@ -465,20 +465,14 @@ void classifier_forward(float* losses, int32_t* predicted, const T* logits, cons
 }
 
 template <typename T>
-void classifier_forward_backward_general(T* logits, float* losses, const int32_t* targets, const float* dloss,
-                                         int64_t N, int V, int Vp, cudaStream_t stream) {
-    classifier_general_kernel<<<grid_x(N), block_of<T>(Vp), 0, stream>>>(logits, losses, targets, dloss, V,
-                                                                         Vp);
-    check_launch();
-}
-
-template <typename T>
 void classifier_forward_backward(T* logits, float* losses, const int32_t* targets, const float* dloss,
                                  int64_t N, int V, int Vp, cudaStream_t stream) {
     require_columns(V, Vp);
     if (N == 0) { return; }
     if (classifier_forward_backward_rows(logits, losses, targets, dloss, N, V, Vp, stream)) { return; }
-    classifier_forward_backward_general(logits, losses, targets, dloss, N, V, Vp, stream);
+    classifier_general_kernel<<<grid_x(N), block_of<T>(Vp), 0, stream>>>(logits, losses, targets, dloss, V,
+                                                                         Vp);
+    check_launch();
 }
 
 void sum_losses(double* sum, const float* losses, int64_t N, bool accumulate, cudaStream_t stream) {
@@ -491,8 +485,6 @@ template decltype(classifier_forward<float>) classifier_forward<float>;
 template decltype(classifier_forward<bf16>) classifier_forward<bf16>;
 template decltype(classifier_forward_backward_rows<float>) classifier_forward_backward_rows<float>;
 template decltype(classifier_forward_backward_rows<bf16>) classifier_forward_backward_rows<bf16>;
-template decltype(classifier_forward_backward_general<float>) classifier_forward_backward_general<float>;
-template decltype(classifier_forward_backward_general<bf16>) classifier_forward_backward_general<bf16>;
 template decltype(classifier_forward_backward<float>) classifier_forward_backward<float>;
 template decltype(classifier_forward_backward<bf16>) classifier_forward_backward<bf16>;
 

@@ -1,4 +1,4 @@
-// The classifier's gradient as a problem for the harness: logits become their gradient in place. Host only.
+// The classifier's gradient as a problem, as of dev/cuda/problem.h: logits become their gradient in place. Host only.
 #pragma once
 #include "dev/cuda/problem.h"
 
