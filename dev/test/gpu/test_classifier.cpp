@@ -131,6 +131,27 @@ TEST_CASE_TEMPLATE("classifier_forward_backward: losses and gradients", T, float
     for (const ClassifierShape& s : kShapes) { check_forward_backward<T>(s); }
 }
 
+// else one GPU and several would train to other bits
+TEST_CASE_TEMPLATE("classifier: a row by itself has the bits that it has in a batch", T, float, bf16) {
+    for (const ClassifierShape& s :
+         {ClassifierShape{17, 257, 320, 0, 10}, {17, 50257, 50304, 0, 1}, {7, 128000, 128256, 0, 3}}) {
+        auto last_row = [&](int first) {  // of a call for the rows from the first on
+            DeviceArray<T> logits(make_logits(s), s.offset);
+            DeviceArray<int32_t> targets(make_targets(s));
+            DeviceArray<float> losses(s.N), weight(Floats{0.5f});
+            classifier_forward_backward(logits.data() + (int64_t)first * s.Vp, losses.data() + first,
+                                        targets.data() + first, weight.data(), s.N - first, s.V, s.Vp,
+                                        kStream);
+            const auto all = logits.download();
+            std::vector<float> row(all.end() - s.Vp, all.end());
+            row.push_back(losses.download().back());
+            return row;
+        };
+        CAPTURE(s.text());
+        CHECK(last_row(0) == last_row(s.N - 1));
+    }
+}
+
 // GPT-2's vocabulary is a block's row in bf16, two blocks' in fp32
 TEST_CASE_TEMPLATE("classifier on Hopper: its kernel is used there, and nowhere else", T, float, bf16) {
     int major = 0;
