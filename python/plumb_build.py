@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "plumb_layernorm"
 LIBRARY = "libllmc_layernorm.so"
 SONAME = f"{LIBRARY}.{re.search('^SOVERSION := (.*)', (ROOT / 'scripts/libraries.mk').read_text(), re.M)[1]}"
-SOURCES = ("calls", "operators", "autograd")
+SOURCES = ("calls", "autograd")
 STABLE_TARGET = "0x020a000000000000"  # PyTorch 2.10
 
 

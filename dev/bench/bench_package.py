@@ -47,7 +47,7 @@ def forward_lines():
                 function(x, weight, bias)
         return call
 
-    lines = {
+    return {
         "forward": (lambda: ours(x, weight, bias), lambda: theirs(x, weight, bias)),
         "forward of the module": (lambda: modules[1](x), lambda: modules[0](x)),
         "forward under autocast": (under_autocast(ours), under_autocast(theirs)),
@@ -55,11 +55,6 @@ def forward_lines():
         "forward of no rows: nothing is launched": (lambda: ours(*empty), lambda: theirs(*empty)),
         "one allocation (torch.empty_like)": (lambda: torch.empty_like(fixed[0]),),
     }
-    if plumb_layernorm.backend == "extension":
-        raw, native = torch.ops.plumb_layernorm.forward.default, torch.ops.aten.native_layer_norm.default
-        lines["forward below autograd: out, mean, rstd"] = (lambda: raw(fixed[0], 1, *fixed[1:], EPS),
-                                                            lambda: native(fixed[0], [C], *fixed[1:], EPS))
-    return lines
 
 
 def backwards_of(function):
@@ -76,22 +71,12 @@ def backwards_of(function):
 
 def backward_lines():
     whole, grad = zip(backwards_of(ours), backwards_of(theirs))
-    lines = {
+    return {
         "backward: y.backward(dy)": whole,
         "backward: torch.autograd.grad": grad,
         "y.backward of a view: the engine and its thread": backwards_of(lambda x, w, b: x.view_as(x))[:1],
         "y.backward of x + weight + bias": backwards_of(lambda x, w, b: x + w + b)[:1],
     }
-    if plumb_layernorm.backend == "extension":
-        x, weight, bias, dy = (t.detach() for t in tensors(N))
-        operators, aten = torch.ops.plumb_layernorm, torch.ops.aten
-        statistics_, wanted = operators.forward(x, 1, weight, bias, EPS)[1], [True] * 3
-        _, mean, rstd = aten.native_layer_norm(x, [C], weight, bias, EPS)
-        raw, native = operators.backward.default, aten.native_layer_norm_backward.default
-        lines["backward below autograd"] = (
-            lambda: raw(dy, x, statistics_, 1, weight, None, torch.float16, wanted),
-            lambda: native(dy, x, [C], mean, rstd, weight, bias, wanted))
-    return lines
 
 
 def us_a_call(function, calls):

@@ -1,10 +1,11 @@
-// The derivatives of layer_norm, rms_norm and those behind a residual, in C++: nothing of a backward pass is Python.
+// torch.ops.plumb_layernorm: layer_norm, rms_norm and those behind a residual, with their derivatives in C++: nothing of a
+// backward pass is Python. Each is CompositeImplicitAutograd, one function for every key: what the library does not take is
+// PyTorch's operator for whoever looks at operators, as subclasses of Tensor, dispatch modes and torch.func's transforms do.
 #include <algorithm>
 #include <mutex>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/TensorSubclassLikeUtils.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/layer_norm.h>
@@ -13,34 +14,40 @@
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sum.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
-#include "python/csrc/operators.h"
+#include "llmc/layernorm/c_abi.h"
+#include "python/csrc/calls.h"
 
 namespace plumb {
 namespace {
 
-using operators::MaybeTensorRef;
-using operators::MaybeType;
-using operators::Shape;
+using MaybeTensorRef = const MaybeTensor&;
+using MaybeType = std::optional<at::ScalarType>;  // of a result beside float32 rows; x's without
+using Shape = c10::SymIntArrayRef;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-bool has_tangent(const Tensor* t) {
-    return t != nullptr && t->defined() && t->_fw_grad(/*level=*/0).defined();
+// Are these no more than their memory? Else the kernels would miss a dispatch mode or a transform that looks at all
+// operators, a derivative by forward mode, or that the memory has the negative.
+bool are_plain(std::initializer_list<const Tensor*> tensors) {
+    return std::none_of(tensors.begin(), tensors.end(), [](const Tensor* t) {
+        return t != nullptr && t->defined() &&
+               (at::isTensorSubclassLike(*t) || t->_is_zerotensor() || t->is_neg() ||
+                t->_fw_grad(/*level=*/0).defined());
+    });
 }
 
 // Nobody else holds the gradient, so that dx may be made in its place. The engine decides likewise when it
 // adds gradients.
 bool may_overwrite(const Tensor& gradient) {
-    return gradient.is_contiguous() && !gradient.is_neg() && !at::isTensorSubclassLike(gradient) &&
-           gradient.use_count() == 1 && gradient.has_storage() && gradient.storage().use_count() == 1;
+    return gradient.is_contiguous() && gradient.use_count() == 1 && gradient.has_storage() &&
+           gradient.storage().use_count() == 1;
 }
 
 // inputs: x, residual (with one), weight, bias; outputs: out, sum (with a residual)
@@ -88,22 +95,20 @@ private:
         TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
         Tensor rows = residual ? x.unpack(getptr()) : x.unpack();
         MaybeTensor w = has_weight ? MaybeTensor(weight.unpack()) : std::nullopt;
-        if (at::GradMode::is_enabled() || has_tangent(&dout) || has_tangent(&dsum)) {
+        // hooks of saved tensors may have put something else in their place
+        bool fits = takes(rows, rows.sym_sizes().slice(rows.dim() - dims), given(w), nullptr) &&
+                    lies_like(rows, dout) && takes_out(rows, dout.scalar_type()) &&
+                    (!dsum.defined() || takes_residual(rows, dsum));
+        if (at::GradMode::is_enabled() || !fits || !are_plain({&dout, &dsum, &rows, given(w)})) {
             return differentiable(dout, dsum, rows, w, wanted);
         }
-        at::AutoDispatchBelowADInplaceOrView below_autograd;
-        // past the dispatcher: not for tensors that are more than their memory
-        bool plain = !at::isTensorSubclassLike(dout) && !dout._is_zerotensor() && !dout.is_neg() &&
-                     (!w || (!w->_is_zerotensor() && !w->is_neg()));
-        if (dsum.defined() && wanted[0] && may_overwrite(dsum) && plain) {
-            Gradients made = run_backward(dout, rows, statistics, dims, given(w), grad_type, wanted,
-                                          std::move(dsum), norm.rms);
-            return {std::move(made.dx), std::move(made.dweight), std::move(made.dbias)};
+        Tensor dx;
+        if (dsum.defined() && wanted[0]) {
+            dx = may_overwrite(dsum) ? std::move(dsum) : dsum.clone(at::MemoryFormat::Contiguous);
         }
-        MaybeTensor added = dsum.defined() ? MaybeTensor(std::move(dsum)) : std::nullopt;
-        auto [dx, dweight, dbias] =
-            operators::backward().call(dout, rows, statistics, dims, w, added, grad_type, wanted, norm.rms);
-        return {std::move(dx), std::move(dweight), std::move(dbias)};
+        Gradients made =
+            run_backward(dout, rows, statistics, dims, given(w), grad_type, wanted, std::move(dx), norm.rms);
+        return {std::move(made.dx), std::move(made.dweight), std::move(made.dbias)};
     }
 
     // by PyTorch's operators, which have derivatives themselves; in one type, the statistics', as PyTorch's
@@ -144,15 +149,6 @@ private:
     }
 };
 
-// Do PyTorch's own operators take this call? Those below have a derivative in neither a transform of
-// torch.func, whose levels all look at them, nor by forward mode.
-bool transformed(std::initializer_list<const Tensor*> tensors) {
-    return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
-           std::any_of(tensors.begin(), tensors.end(), has_tangent);
-}
-
-bool requires_grad(const Tensor* t) { return t != nullptr && t->requires_grad(); }
-
 // A node as this PyTorch owns nodes: by std::shared_ptr or, in later versions, by c10::intrusive_ptr.
 template <typename Made, typename Owner = decltype(torch::autograd::Edge::function)>
 auto make_node() {
@@ -189,105 +185,103 @@ auto new_node(const Tensor& x, const Tensor* residual, int64_t dims, const Tenso
     return node;
 }
 
-// pytorch(): PyTorch's own operator; unrecorded(): this package's, where nothing learns
-template <typename PyTorch, typename Unrecorded>
-Tensor norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
-            const Norm& norm, MaybeType out_dtype, const PyTorch& pytorch, const Unrecorded& unrecorded) {
-    const Tensor *w = given(weight), *b = given(bias);
-    at::ScalarType type = out_dtype.value_or(x.scalar_type());
-    if (!takes(x, normalized_shape, w, b) || !takes_out(x, type) || transformed({&x, w, b})) {
-        return out_dtype ? pytorch().to(type) : pytorch();
-    }
-    bool learns = at::GradMode::is_enabled() && (requires_grad(&x) || requires_grad(w) || requires_grad(b));
-    if (!learns) {
-        at::AutoDispatchBelowADInplaceOrView below_autograd;
-        return unrecorded();
-    }
-    auto node = new_node(x, nullptr, (int64_t)normalized_shape.size(), w, b, norm);
-    node->x = SavedVariable(x, /*is_output=*/false);
-    Tensor out;
-    {
-        at::AutoDispatchBelowADInplaceOrView below_autograd;
-        std::tie(out, node->statistics) =
-            operators::forward().call(x, node->dims, weight, bias, norm.eps, norm.rms, out_dtype);
-    }
-    torch::autograd::set_history(out, node);
-    return out;
+bool any_learns(std::initializer_list<const Tensor*> tensors) {
+    return at::GradMode::is_enabled() && std::any_of(tensors.begin(), tensors.end(), [](const Tensor* t) {
+               return t != nullptr && t->requires_grad();
+           });
 }
 
-// behind(sum): the norm by its own operator, where PyTorch has added x and residual
-template <typename Behind, typename Unrecorded>
-std::tuple<Tensor, Tensor> residual_norm(const Tensor& x, const Tensor& residual, Shape normalized_shape,
-                                         MaybeTensorRef weight, MaybeTensorRef bias, const Norm& norm,
-                                         const Behind& behind, const Unrecorded& unrecorded) {
-    const Tensor *w = given(weight), *b = given(bias);
+// pytorch(): PyTorch's own operator
+template <typename PyTorch>
+Tensor run_norm(const Tensor& x, Shape normalized_shape, const Tensor* w, const Tensor* b, const Norm& norm,
+                MaybeType out_dtype, const PyTorch& pytorch) {
+    at::ScalarType type = out_dtype.value_or(x.scalar_type());
+    if (!takes(x, normalized_shape, w, b) || !takes_out(x, type) || !are_plain({&x, w, b})) {
+        return out_dtype ? pytorch().to(type) : pytorch();
+    }
+    bool learns = any_learns({&x, w, b});
+    auto dims = (int64_t)normalized_shape.size();
+    Forward made = run_forward(x, nullptr, dims, w, b, norm, /*want_statistics=*/learns, type);
+    if (learns) {
+        auto node = new_node(x, nullptr, dims, w, b, norm);
+        node->x = SavedVariable(x, /*is_output=*/false);
+        node->statistics = std::move(made.statistics);
+        torch::autograd::set_history(made.out, node);
+    }
+    return std::move(made.out);
+}
+
+// behind(sum): the norm alone, where PyTorch has added x and residual
+template <typename Behind>
+std::tuple<Tensor, Tensor> run_residual_norm(const Tensor& x, const Tensor& residual, Shape normalized_shape,
+                                             const Tensor* w, const Tensor* b, const Norm& norm,
+                                             const Behind& behind) {
     if (!takes_residual(x, residual) || !takes(x, normalized_shape, w, b) ||
-        transformed({&x, &residual, w, b})) {
+        !are_plain({&x, &residual, w, b})) {
         Tensor sum = at::add(x, residual);
         return {behind(sum), sum};
     }
-    bool learns = at::GradMode::is_enabled() &&
-                  (requires_grad(&x) || requires_grad(&residual) || requires_grad(w) || requires_grad(b));
-    if (!learns) {
-        at::AutoDispatchBelowADInplaceOrView below_autograd;
-        return unrecorded();
+    bool learns = any_learns({&x, &residual, w, b});
+    auto dims = (int64_t)normalized_shape.size();
+    Forward made = run_forward(x, &residual, dims, w, b, norm, /*want_statistics=*/learns, x.scalar_type());
+    if (learns) {
+        auto node = new_node(x, &residual, dims, w, b, norm);
+        node->statistics = std::move(made.statistics);
+        torch::autograd::set_history(variable_list{made.out, made.sum}, node);
+        node->x = SavedVariable(made.sum, /*is_output=*/true);
     }
-    auto node = new_node(x, &residual, (int64_t)normalized_shape.size(), w, b, norm);
-    Tensor out, sum;
-    {
-        at::AutoDispatchBelowADInplaceOrView below_autograd;
-        std::tie(out, sum, node->statistics) =
-            operators::residual_forward().call(x, residual, node->dims, weight, bias, norm.eps, norm.rms);
-    }
-    torch::autograd::set_history(variable_list{out, sum}, node);
-    node->x = SavedVariable(sum, /*is_output=*/true);
-    return {out, sum};
+    return {std::move(made.out), std::move(made.sum)};
 }
 
 Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
                   double eps, MaybeType out_dtype) {
-    return norm(
-        x, normalized_shape, weight, bias, {eps}, out_dtype,
-        [&] { return at::layer_norm_symint(x, normalized_shape, weight, bias, eps); },
-        [&] { return operators::layer_norm().call(x, normalized_shape, weight, bias, eps, out_dtype); });
+    return run_norm(x, normalized_shape, given(weight), given(bias), {eps}, out_dtype,
+                    [&] { return at::layer_norm_symint(x, normalized_shape, weight, bias, eps); });
 }
 
 Tensor rms_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, double eps,
                 MaybeType out_dtype) {
-    return norm(
-        x, normalized_shape, weight, std::nullopt, {eps, true}, out_dtype,
-        [&] { return at::rms_norm_symint(x, normalized_shape, weight, eps); },
-        [&] { return operators::rms_norm().call(x, normalized_shape, weight, eps, out_dtype); });
+    return run_norm(x, normalized_shape, given(weight), nullptr, {eps, true}, out_dtype,
+                    [&] { return at::rms_norm_symint(x, normalized_shape, weight, eps); });
 }
 
 std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
                                                Shape normalized_shape, MaybeTensorRef weight,
                                                MaybeTensorRef bias, double eps) {
-    return residual_norm(
-        x, residual, normalized_shape, weight, bias, {eps},
-        [&](const Tensor& sum) {
-            return operators::layer_norm().call(sum, normalized_shape, weight, bias, eps, {});
-        },
-        [&] {
-            return operators::residual_layer_norm().call(x, residual, normalized_shape, weight, bias, eps);
-        });
+    return run_residual_norm(
+        x, residual, normalized_shape, given(weight), given(bias), {eps},
+        [&](const Tensor& sum) { return layer_norm(sum, normalized_shape, weight, bias, eps, {}); });
 }
 
 std::tuple<Tensor, Tensor> residual_rms_norm(const Tensor& x, const Tensor& residual, Shape normalized_shape,
                                              MaybeTensorRef weight, double eps) {
-    return residual_norm(
-        x, residual, normalized_shape, weight, std::nullopt, {eps, true},
-        [&](const Tensor& sum) { return operators::rms_norm().call(sum, normalized_shape, weight, eps, {}); },
-        [&] { return operators::residual_rms_norm().call(x, residual, normalized_shape, weight, eps); });
+    return run_residual_norm(
+        x, residual, normalized_shape, given(weight), nullptr, {eps, true},
+        [&](const Tensor& sum) { return rms_norm(sum, normalized_shape, weight, eps, {}); });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(plumb_layernorm, Autograd, m) {
-    m.impl("layer_norm", &layer_norm);
-    m.impl("residual_layer_norm", &residual_layer_norm);
-    m.impl("rms_norm", &rms_norm);
-    m.impl("residual_rms_norm", &residual_rms_norm);
+TORCH_LIBRARY(plumb_layernorm, m) {
+    TORCH_CHECK(llmc_layernorm_abi_version() >= LLMC_LAYERNORM_ABI_VERSION,
+                "plumb_layernorm: libllmc_layernorm.so has ABI ", "version ", llmc_layernorm_abi_version(),
+                ", expected ", (int)LLMC_LAYERNORM_ABI_VERSION, " or newer: was another one loaded before?");
+    m.def(
+        "layer_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float "
+        "eps=1e-05, ScalarType? out_dtype=None) -> Tensor",
+        &layer_norm);
+    m.def(
+        "residual_layer_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight=None, "
+        "Tensor? bias=None, float eps=1e-05) -> (Tensor out, Tensor sum)",
+        &residual_layer_norm);
+    m.def(
+        "rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight, float eps, ScalarType? "
+        "out_dtype=None) -> Tensor",
+        &rms_norm);
+    m.def(
+        "residual_rms_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight, float eps)"
+        " -> (Tensor out, Tensor sum)",
+        &residual_rms_norm);
 }
 
 }  // namespace plumb

@@ -124,10 +124,9 @@ bool takes(const Tensor& x, c10::SymIntArrayRef normalized_shape, const Tensor* 
            !is_too_wide(x, normalized_shape);
 }
 
-bool takes_residual(const Tensor& x, const Tensor& residual) {
-    return residual.device() == x.device() && residual.scalar_type() == x.scalar_type() &&
-           residual.layout() == at::kStrided && !residual.is_nested() &&
-           residual.sym_sizes() == x.sym_sizes();
+bool lies_like(const Tensor& x, const Tensor& other) {
+    return other.device() == x.device() && other.layout() == at::kStrided && !other.is_nested() &&
+           other.sym_sizes() == x.sym_sizes();
 }
 
 Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,

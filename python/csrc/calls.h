@@ -17,8 +17,13 @@ inline const Tensor* given(const MaybeTensor& t) { return t.has_value() && t->de
 // wrong: PyTorch, which gets what the library does not take, says what is wrong with them.
 bool takes(const Tensor& x, c10::SymIntArrayRef normalized_shape, const Tensor* weight, const Tensor* bias);
 
+// Is other of x's shape, dense, on x's device?
+bool lies_like(const Tensor& x, const Tensor& other);
+
 // Can the kernel add the two? (x + residual is PyTorch's else.)
-bool takes_residual(const Tensor& x, const Tensor& residual);
+inline bool takes_residual(const Tensor& x, const Tensor& residual) {
+    return residual.scalar_type() == x.scalar_type() && lies_like(x, residual);
+}
 
 // Is this a type of the result beside rows x: theirs, or of 16 bits beside float32?
 inline bool takes_out(const Tensor& x, at::ScalarType out) {

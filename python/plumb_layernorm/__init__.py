@@ -46,11 +46,12 @@ portable operators; torch.autograd.Function around them costs some microseconds 
 everything that is not contiguous is copied) or "torch" (a PyTorch without CUDA: everything goes to it).
 PLUMB_LAYERNORM_BACKEND=stable in the environment asks for one.
 """
+import importlib
+
 import torch
 
 from . import _compiled
-from ._backend import (backend, layer_norm as _layer_norm, residual_layer_norm as _residual_layer_norm,
-                       residual_rms_norm as _residual_rms_norm, rms_norm as _rms_norm)
+from ._backend import backend
 from ._compiled import compiles
 from ._fp8 import LayerNormFp8, layer_norm_fp8
 from ._modulate import layer_norm_modulate
@@ -59,6 +60,14 @@ from ._replace import Replaced, why_kept
 
 __all__ = ["LayerNorm", "LayerNormFp8", "RMSNorm", "backend", "layer_norm", "layer_norm_fp8", "layer_norm_modulate",
            "replace_layernorms", "replace_norms", "residual_layer_norm", "residual_rms_norm", "rms_norm"]
+if backend == "extension":
+    _layer_norm, _residual_layer_norm, _rms_norm, _residual_rms_norm = (
+        getattr(torch.ops.plumb_layernorm, name).default
+        for name in ("layer_norm", "residual_layer_norm", "rms_norm", "residual_rms_norm"))
+else:
+    _eager = importlib.import_module("._compiled" if backend == "torch" else "._stable", __name__)
+    _layer_norm, _residual_layer_norm, _rms_norm, _residual_rms_norm = (
+        _eager.layer_norm, _eager.residual_layer_norm, _eager.rms_norm, _eager.residual_rms_norm)
 
 
 def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, *, out_dtype=None):

@@ -38,26 +38,6 @@ def choose():
     return "stable"
 
 
-def torch_residual_layer_norm(x, residual, normalized_shape, weight, bias, eps):
-    total = x + residual
-    return torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps), total
-
-
-def torch_residual_rms_norm(x, residual, normalized_shape, weight, eps):
-    total = x + residual
-    return torch.nn.functional.rms_norm(total, normalized_shape, weight, eps), total
-
-
-def torch_layer_norm(x, normalized_shape, weight, bias, eps, out_dtype=None):
-    y = torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
-    return y if out_dtype is None else y.to(out_dtype)
-
-
-def torch_rms_norm(x, normalized_shape, weight, eps, out_dtype=None):
-    y = torch.nn.functional.rms_norm(x, normalized_shape, weight, eps)
-    return y if out_dtype is None else y.to(out_dtype)
-
-
 def load(path):
     try:
         torch.ops.load_library(path)
@@ -70,14 +50,5 @@ def load(path):
 backend = choose()
 if backend == "extension":
     load(extension_file())
-    layer_norm = torch.ops.plumb_layernorm.layer_norm.default
-    residual_layer_norm = torch.ops.plumb_layernorm.residual_layer_norm.default
-    rms_norm = torch.ops.plumb_layernorm.rms_norm.default
-    residual_rms_norm = torch.ops.plumb_layernorm.residual_rms_norm.default
-    load(FOLDER / "libplumb_stable.so")  # for _fp8.py
-elif backend == "stable":
+if backend != "torch":
     load(FOLDER / "libplumb_stable.so")
-    from ._stable import layer_norm, residual_layer_norm, residual_rms_norm, rms_norm
-else:
-    layer_norm, residual_layer_norm = torch_layer_norm, torch_residual_layer_norm
-    rms_norm, residual_rms_norm = torch_rms_norm, torch_residual_rms_norm

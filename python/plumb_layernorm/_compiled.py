@@ -33,7 +33,7 @@ def kernel_is_ahead(x, normalized_shape, weight, bias, out_dtype=None):
     rows. Between float32 rows and 16-bit products Inductor leaves out the conversions, and without a weight it
     needs no sums over columns; narrower rows than these have not been measured."""
     columns = math.prod(normalized_shape)
-    return (is_dynamo_compiling() and not needs_pytorchs() and x.dtype.itemsize == 2
+    return (backend != "torch" and is_dynamo_compiling() and not needs_pytorchs() and x.dtype.itemsize == 2
             and 512 <= columns <= 65536 and columns % 8 == 0 and weight is not None and learns(x) and learns(weight)
             and takes(x, normalized_shape, weight, bias) and takes_out(x, out_dtype))
 

@@ -222,7 +222,6 @@ def test_nested_rows_by_keyword():
     near(out.unbind(), [theirs(r, weight, bias) for r in rows])
 
 
-@pytest.mark.skipif(EXTENSION, reason="of the portable operators")
 def test_subclass_of_two_tensors():
     """each of them has statistics of its own"""
     x, weight, bias, dy = inputs((5, 16), torch.float64)
@@ -268,7 +267,7 @@ def test_tangent_of_the_incoming_gradient():
 
 @only_extension
 def test_no_python_in_backward(case):
-    """one node, which is C++, and below it one operator"""
+    """one node, which is C++, and no operator below it"""
     (x, weight, bias), dy, _ = case
     y = ours(x, weight, bias)
     assert is_ours(y) and not hasattr(type(y.grad_fn), "backward")
@@ -276,4 +275,4 @@ def test_no_python_in_backward(case):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         y.backward(dy)
     names = sorted(e.name for e in profile.events() if "plumb" in e.name.lower() and "engine" not in e.name)
-    assert names == ["PlumbLayerNormBackward", "plumb_layernorm::backward"]
+    assert names == ["PlumbLayerNormBackward"]
