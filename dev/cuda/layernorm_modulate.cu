@@ -7,27 +7,10 @@
 
 using namespace llmc;
 
-// the harness's tensors: what the samples have lies side by side
-struct Tensors {
-    const TensorSet& set;
-    template <typename T>
-    T* get(const char* name) const {
-        return set.get<T>(name);
-    }
-    int64_t stride(const char*) const { return 0; }
-};
-
-int64_t samples_of(const Problem& p) {
-    for (const Input& t : p.in) {
-        if (std::string_view(t.name) == "scale") { return (int64_t)t.values->size() / p.C; }
-    }
-    return 0;
-}
-
 template <typename T>
 std::vector<Version> ladder() {
     auto launch = [](const TensorSet& set, const Problem& p, int) {
-        launch_modulate<T>(Tensors{set}, p, samples_of(p), set.scratch(), kStream);
+        launch_modulate<T>(set, p, set.scratch(), kStream);
     };
     return {{.name = "ship",
              .idea = "runs of rows by rings, what a sample has in registers",
@@ -44,10 +27,9 @@ std::vector<Version> ladder_for(Dtype dtype) {
 
 // the plain form is forward
 void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
-    const int64_t samples = samples_of(p);
     layernorm_modulate_forward_cpu(out[0].data(), out[1].data(), out[2].data(), (float*)nullptr, in[0].data(),
                                    (const float*)nullptr, in[1].data(), in[2].data(), (const float*)nullptr,
-                                   samples, p.N / samples, p.C, p.eps);
+                                   p.samples, p.N / p.samples, p.C, p.eps);
 }
 Problem problem_of(Dtype dtype, Shape shape, Inputs kind, const CallForm& form) {
     if (shape.T == 0) { shape.T = (int)std::min<int64_t>(shape.N, 256); }

@@ -141,10 +141,13 @@ public:
     explicit TensorSet(const Problem& problem) {
         int matrices = 0;
         auto make = [&](const char* name, Dtype dtype, Extent extent, int64_t elements) {
-            const CallForm& form = problem.form;
-            bool matrix = extent == Extent::kMatrix;
-            return matrix ? Tensor(name, dtype, problem.N, problem.C, form.pad * ++matrices, form.offset)
-                          : Tensor(name, dtype, 1, elements, 0, form.offset);
+            const bool columns = extent == Extent::kColumns;
+            const int64_t rows = columns                     ? std::max<int64_t>(problem.samples, 1)
+                                 : extent == Extent::kMatrix ? problem.N
+                                                             : 1;
+            const int pad = problem.lies_apart(extent) ? problem.form.pad * ++matrices : 0;
+            return Tensor(name, dtype, rows, rows > 0 ? elements / rows : problem.C, pad,
+                          problem.form.offset);
         };
         auto encoded = [](const Values& values, Dtype dtype) {
             return encode_all(*values, format_of(dtype));

@@ -61,7 +61,7 @@ struct CallForm {
 enum class Extent {
     kMatrix,   // (N,C): rows may lie apart
     kRows,     // (N)
-    kColumns,  // (C)
+    kColumns,  // (C), or (samples,C): then these may lie apart, not the rows
 };
 
 constexpr int kHeadColumns = 64;  // of attention: elements of a head, of which a token's C are
@@ -94,12 +94,14 @@ struct Problem {
     std::vector<Input> in{};
     std::vector<Output> out{};
     CallForm form{};
-    int T = 0;                  // as in Shape
-    double flops = 0;           // of an op that is not a matter of bytes alone
+    int T = 0;            // as in Shape
+    int64_t samples = 0;  // of which each has vectors of its own, and as many rows; 0: all rows have the same
+    double flops = 0;     // of an op that is not a matter of bytes alone
     double stream_element = 0;  // bytes, of a stream that is not of dtype's elements
     // "" or what is wrong with the outputs, beside one another
     std::function<std::string(const std::vector<std::vector<std::byte>>&)> agree{};
 
+    bool lies_apart(Extent e) const { return e == (samples > 0 ? Extent::kColumns : Extent::kMatrix); }
     bool ordinary() const { return inputs == kInputsNames[(int)Inputs::kNormal]; }
 
     double stream_bytes() const {

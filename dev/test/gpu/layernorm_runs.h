@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "dev/cuda/layernorm_calls.h"
-#include "dev/cuda/layernorm_problems.h"
+#include "dev/cuda/layernorm_modulate_problems.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/layernorm/layernorm.h"
 
@@ -71,7 +71,8 @@ struct Tensor {
 // rows x columns of a problem's tensor
 template <typename T>
 std::pair<int64_t, int64_t> extent_of(const Problem& p, const T& tensor) {
-    return {tensor.extent == Extent::kColumns ? 1 : p.N, tensor.extent == Extent::kRows ? 1 : p.C};
+    return {tensor.extent == Extent::kColumns ? std::max<int64_t>(p.samples, 1) : p.N,
+            tensor.extent == Extent::kRows ? 1 : p.C};
 }
 
 template <typename Tensors>
@@ -92,7 +93,7 @@ struct Tensors {
         auto add = [&](const auto& t, const Values& values, bool input) {
             auto [rows, cols] = extent_of(p, t);
             bool formed = only.empty() || only == t.name;
-            int pad = t.extent == Extent::kMatrix ? p.form.pad * ++matrices : 0;
+            int pad = p.lies_apart(t.extent) ? p.form.pad * ++matrices : 0;
             all.try_emplace(t.name, format_of(t.dtype), rows, cols, formed ? pad : 0,
                             formed ? p.form.offset : 0, values, input);
         };
@@ -102,6 +103,7 @@ struct Tensors {
     Tensors() = default;
     void add_scratch(const Problem& p) {
         if (p.op == "layernorm_backward") { scratch.emplace(layernorm_backward_scratch(p.C)); }
+        if (p.samples > 0) { scratch.emplace(layernorm_modulate_backward_scratch(p.C)); }
     }
 
     // outputs are again what they were before the call
@@ -125,6 +127,9 @@ struct Tensors {
 
 template <typename T, typename Grad = T, typename W = T, typename Out = T>
 void launch_as(const Tensors& t, const Problem& p) {
+    if constexpr (sizeof(T) < sizeof(double)) {
+        if (p.samples > 0) { return launch_modulate<T>(t, p, t.scratch->data(), kStream); }
+    }
     const Dropout dropout =
         dropout_of(p, p.form.drops ? (const DropoutRows*)t.dropout_rows->data() : nullptr);
     if (p.op == "layernorm_backward") {
@@ -183,6 +188,7 @@ inline Results run(const Problem& p) { return run(p, Tensors(p)); }
 // Additions that one number goes through, at most. A column: of N terms in any order at most N - 1 additions are not of
 // a zero.
 inline Sums sums_of(const Problem& p) {
+    if (p.samples > 0) { return modulate_sums(p.N / p.samples, p.C); }
     return {.row = shipped_row_additions(p.C, p.dtype), .column = (double)p.N, .strict = !p.ordinary()};
 }
 
