@@ -33,7 +33,8 @@ EMULATED_MACHINE := $(call objects,$(addprefix dev/emulate/,machine.cpp instruct
 EMULATED_OBJECTS := $(EMULATED_MACHINE) \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
 # other layers' kernels without tensor cores
-EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier/classifier column_sums/bias \
+EMULATED_OPS := $(EMULATED)/llmc/layernorm/fp8/layernorm_fp8.cu.o \
+    $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,fp8 classifier/classifier column_sums/bias \
     attention/fp32 adamw muon/muon global_norm comm/host \
     $(foreach v,v1 v2,attention/ladder/forward/$(v) attention/ladder/backward/$(v))) \
     $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode/*.cu))
@@ -42,7 +43,7 @@ LINK_EMULATED = $(LINK) -rdynamic -fsanitize=alignment $(filter %.o %.a,$^) -o $
 $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,test_layers.cpp test_layernorm_choices.cpp)) \
                      $(addprefix $(EMULATED)/dev/emulate/test_,machine.cu.o many_ranks.cu.o) \
                      $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) $(addprefix dev/test/gpu/test_, \
-                         decode.cpp classifier.cpp sums.cpp optimizers.cpp)) $(BUILD)/dev/test/shared.a \
+                         decode.cpp classifier.cpp fp8.cpp sums.cpp optimizers.cpp)) $(BUILD)/dev/test/shared.a \
                      $(EMULATED_OPS) $(EMULATED_OBJECTS)
 	@mkdir -p $(@D)
 	$(LINK_EMULATED)

@@ -96,6 +96,10 @@ template <typename X>
 X __shfl_down_sync(unsigned mask, X x, int distance, int width = 32) {
     return emulation::shuffled("__shfl_down_sync", mask, x, width, [&](int lane) { return lane + distance; });
 }
+inline unsigned __reduce_max_sync(unsigned mask, unsigned x) {
+    for (int distance = 16; distance > 0; distance /= 2) { x = max(x, __shfl_xor_sync(mask, x, distance)); }
+    return x;
+}
 inline int __any_sync(unsigned mask, int x) {
     const uint64_t* given = emulation::given_by_all("__any_sync", mask, x != 0);
     int lanes = emulation::machine().lane().warp->lanes;
@@ -126,6 +130,10 @@ template <typename T, typename Change>
 template <typename T>
 T atomicAdd(T* p, std::type_identity_t<T> x) {
     return emulation::atomically(p, [x](T before) { return before + x; });
+}
+template <typename T>
+T atomicMax(T* p, std::type_identity_t<T> x) {
+    return emulation::atomically(p, [x](T before) { return std::max(before, x); });
 }
 
 // ---- the runtime's templates ---------------------------------------------------------------------
