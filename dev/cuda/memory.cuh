@@ -55,7 +55,8 @@ public:
 
     template <typename T>
     T* as() const {
-        require(kDtypeOf<T> == dtype_, "Tensor::as: asked for as another type than it holds");
+        const bool fits = std::is_same_v<T, uint8_t> ? element() == 1 : kDtypeOf<T> == dtype_;
+        require(fits, "Tensor::as: asked for as another type than it holds");
         return reinterpret_cast<T*>(data());
     }
     // what poison() leaves in it

@@ -41,7 +41,7 @@ $(filter %/layernorm_fp8,$(SHOOTOUTS)): $(call gpu_objects,llmc/layernorm/fp8/la
 $(filter %/layernorm_modulate,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/layernorm/modulate/*.cu))
 # see dev/cuda/clock.cuh's kStream; without a GPU nothing runs their host code
 SHOOTOUT_OBJECTS := $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS)) $(HARNESS))
-$(SHOOTOUT_OBJECTS): NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O0)) --default-stream per-thread
+$(SHOOTOUT_OBJECTS): NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS_PTX:-O3=-O0)) --default-stream per-thread
 $(SHOOTOUT_OBJECTS): CXXFLAGS += -DCUDA_API_PER_THREAD_DEFAULT_STREAM
 $(filter-out $(ALONE),$(SHOOTOUTS)): %: $(BUILD)/%.cu.o
 # of the library: options, formats

@@ -237,7 +237,7 @@ int main(int argc, char** argv) {
         context.setOption("test-suite-exclude", "thorough");
         context.setOption("test-case-exclude", "*2^*");
     } else if (!chosen) {
-        context.setOption("test-suite", "emulated,decode,groups,mixed");
+        context.setOption("test-suite", "emulated,decode,fp8,groups,mixed");
     }
     context.applyCommandLine((int)options.size(), options.data());
     return context.run();

@@ -1,8 +1,8 @@
 # The checks: unit tests with and without a GPU, the fault suite, planted faults, lint.
-#:   make test                              every check (of planted faults a tenth without a GPU); the last line is
+#:   make test                              every check (of planted faults a twentieth without a GPU); the last line is
 #:                                          N passed, N failed, N skipped
 #:   make quick                             unit tests that changed, or that include a header that changed
-#:   make faults                            all of what make test tries a tenth of: kills, errors, power losses, damage
+#:   make faults                            all of what make test tries a part of: kills, errors, power losses, damage
 #:                                          (doc/reliability.md); a build without dev/; then all planted faults, each
 #:                                          with a build of its own
 #:   make spills                            registers spilled by the kernels: must be 0

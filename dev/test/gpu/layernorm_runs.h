@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "dev/cuda/layernorm_calls.h"
+#include "dev/cuda/layernorm_fp8_problems.h"
 #include "dev/cuda/layernorm_modulate_problems.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/layernorm/layernorm.h"
@@ -68,11 +69,15 @@ struct Tensor {
     }
 };
 
+inline int64_t elements_of(const Input& t) { return (int64_t)t.values->size(); }
+inline int64_t elements_of(const Output& t) { return t.rows * t.cols; }
+
 // rows x columns of a problem's tensor
 template <typename T>
 std::pair<int64_t, int64_t> extent_of(const Problem& p, const T& tensor) {
-    return {tensor.extent == Extent::kColumns ? std::max<int64_t>(p.samples, 1) : p.N,
-            tensor.extent == Extent::kRows ? 1 : p.C};
+    if (tensor.extent != Extent::kColumns) { return {p.N, tensor.extent == Extent::kRows ? 1 : p.C}; }
+    const int64_t rows = std::max<int64_t>(p.samples, 1);
+    return {rows, elements_of(tensor) / rows};
 }
 
 template <typename Tensors>
@@ -104,6 +109,7 @@ struct Tensors {
     void add_scratch(const Problem& p) {
         if (p.op == "layernorm_backward") { scratch.emplace(layernorm_backward_scratch(p.C)); }
         if (p.samples > 0) { scratch.emplace(layernorm_modulate_backward_scratch(p.C)); }
+        if (p.form.fp8) { scratch.emplace(fp8_sums_scratch(p.N, p.C)); }
     }
 
     // outputs are again what they were before the call
@@ -125,13 +131,16 @@ struct Tensors {
     }
 };
 
+inline Dropout dropout_at(const Tensors& t, const Problem& p) {
+    return dropout_of(p, p.form.drops ? (const DropoutRows*)t.dropout_rows->data() : nullptr);
+}
+
 template <typename T, typename Grad = T, typename W = T, typename Out = T>
 void launch_as(const Tensors& t, const Problem& p) {
     if constexpr (sizeof(T) < sizeof(double)) {
         if (p.samples > 0) { return launch_modulate<T>(t, p, t.scratch->data(), kStream); }
     }
-    const Dropout dropout =
-        dropout_of(p, p.form.drops ? (const DropoutRows*)t.dropout_rows->data() : nullptr);
+    const Dropout dropout = dropout_at(t, p);
     if (p.op == "layernorm_backward") {
         auto call = backward_call<T, Grad, W, Out>(t, p, t.scratch->data());
         call.dinp_sums = t.template rows<Grad>("dinp_sums").data;
@@ -146,6 +155,7 @@ void launch_two_bytes(const Tensors& t, const Problem& p) {
     p.form.fp32_gradients ? launch_as<T, float>(t, p) : launch_as<T>(t, p);
 }
 inline void launch(const Tensors& t, const Problem& p) {
+    if (p.form.fp8) { return launch_fp8(t, p, t.scratch->data(), kStream, dropout_at(t, p)); }
     switch (p.dtype) {
         case Dtype::kFp32:
             if (p.form.out) {
@@ -188,13 +198,17 @@ inline Results run(const Problem& p) { return run(p, Tensors(p)); }
 // Additions that one number goes through, at most. A column: of N terms in any order at most N - 1 additions are not of
 // a zero.
 inline Sums sums_of(const Problem& p) {
-    if (p.samples > 0) { return modulate_sums(p.N / p.samples, p.C); }
-    return {.row = shipped_row_additions(p.C, p.dtype), .column = (double)p.N, .strict = !p.ordinary()};
+    Sums sums = p.form.fp8      ? fp8_sums(p.N, p.C)
+                : p.samples > 0 ? modulate_sums(p.N / p.samples, p.C)
+                                : Sums{.row = shipped_row_additions(p.C, p.dtype), .column = (double)p.N};
+    sums.strict = !p.ordinary();
+    return sums;
 }
 
 inline void judge_results(const Problem& p, const Results& found) {
     for (size_t i = 0; i < found.size(); i++) {
         const Output& out = p.out[i];
+        if (!out.truth) { continue; }
         Verdict v = judge_all(out, sums_of(p), found[i]);
         bool right = v.ok();
         CHECK_MESSAGE(right, (name_of(p, out.name) + ": " + (right ? "" : describe(out, v))));
@@ -203,6 +217,8 @@ inline void judge_results(const Problem& p, const Results& found) {
             worst = std::max(worst, v.worst);
         }
     }
+    const std::string apart = p.agree ? p.agree(found) : "";
+    CHECK_MESSAGE(apart == "", (name_of(p, "results") + ": " + apart));
 }
 
 // every element within its bound, and the same bits a second time
