@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from helpers import (DEVICE, EXTENSION, exact, gradients, inputs, is_ours, learning, near, ours,
+from helpers import (EXTENSION, exact, gradients, inputs, is_ours, learning, near, ours,
                      ours_residual, theirs, theirs_residual)
 
 only_extension = pytest.mark.skipif(not EXTENSION, reason="of the extension")
