@@ -22,7 +22,7 @@ void classifier_forward_backward(T* logits, float* losses, const int32_t* target
 // *sum = the sum of losses (N) in double, in a fixed order; += with accumulate. sum is in device memory.
 void sum_losses(double* sum, const float* losses, int64_t N, bool accumulate, cudaStream_t stream);
 
-// Hopper's kernel behind classifier_forward_backward(), for tests: false, and nothing is launched, where these rows are not for it
+// Hopper's kernel of classifier_forward_backward(), for tests; false: it cannot take these rows
 template <typename T>
 bool classifier_forward_backward_rows(T* logits, float* losses, const int32_t* targets, const float* dloss,
                                       int64_t N, int V, int Vp, cudaStream_t stream);
