@@ -214,8 +214,8 @@ for name in $names; do
         if [ -n "$($faults get "$name" arch)" ]; then continue; fi
         case $($faults get "$name" program):$name in
             test_gpt2cu:gpu-ranks-peer_*) continue ;;  # copies between GPUs, which the emulator has not
-            test_emulated:* | test_gpt2cu:gpu-layernorm_* | test_gpt2cu:gpu-fp8-* | test_gpt2cu:gpu-decode-* | test_gpt2cu:gpu-ranks-* | \
-                test_gpt2cu:gpu-muon_kernel_*) kind=plant_emulated ;;
+            test_emulated:* | test_gpt2cu:gpu-layernorm_* | test_gpt2cu:gpu-fp8-* | test_gpt2cu:gpu-decode-* | \
+                test_gpt2cu:gpu-ranks-* | test_gpt2cu:gpu-muon_kernel_*) kind=plant_emulated ;;
             *) continue ;;
         esac
     elif [ "$($faults get "$name" program)" = test_emulated ]; then

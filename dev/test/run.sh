@@ -57,9 +57,9 @@ side_by_side() (  # number command...
              END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped; exit failed > 0 || !(passed + skipped) }'
 )
 # Each file's tests are a process. Most of them start others and wait: two for each processor. The longest comes first.
-unit() {  # program [which: numbers 0, 1, ... of files, by a condition in awk]
+unit() {  # program [which of the files: a condition in awk]
     grep -l '^TEST_CASE' dev/test/host/test_many_faults.cpp dev/test/{host,ops,model,support}/*.cpp |
-        awk -v turn=$turn -v gpu=$gpu '!seen[$0]++ && ('"${2:-1}"') { print }' | side_by_side 2 "$1" '--source-file=*{}'
+        awk -v turn=$turn -v whole="${WHOLE:-$gpu}" '!seen[$0]++ && ('"${2:-1}"') { print }' | side_by_side 2 "$1" '--source-file=*{}'
 }
 emulated() {  # each test case a process; a comma would end its name
     ./test_emulated --list-test-cases | sed '/^\[doctest\]/d; /^=/d; s/,/?/g' | side_by_side 1 ./test_emulated --test-case={}
@@ -106,9 +106,9 @@ if [ "${1:-}" != quick ]; then
     fi
     if wait $!; then
         if command -v clang++ >/dev/null; then build build/fuzz/fuzz >$logs/fuzz-build.log 2>&1 & fi
-        # without a GPU half of the files, as they take four times as long. What shootouts judge by reads no user's input.
+        # a test takes four times as long: half of the files, unless WHOLE=1; no bounds and texts, which read no user's input
         PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5 stage sanitized unit $san/test_gpt2 \
-            '(gpu || (NR + turn) % 2) && !/test_bounds|test_house/'
+            '(whole || (NR + turn) % 2) && !/test_bounds|test_house/'
     else
         tail -20 $logs/sanitized-build.log
         echo "the sanitized build failed (log $logs/sanitized-build.log)" | tee -a $failures

@@ -1,6 +1,6 @@
 # The checks: unit tests with and without a GPU, the fault suite, planted faults, lint.
-#:   make test                              every check (of planted faults a twentieth without a GPU); the last line is
-#:                                          N passed, N failed, N skipped
+#:   make test                              every check; the last line is N passed, N failed, N skipped. Without a GPU a
+#:                                          twentieth of the faults, half of the files under sanitizers (WHOLE=1: all)
 #:   make quick                             unit tests that changed, or that include a header that changed
 #:   make faults                            all of what make test tries a part of: kills, errors, power losses, damage
 #:                                          (doc/reliability.md); a build without dev/; then all planted faults, each
