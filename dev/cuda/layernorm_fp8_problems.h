@@ -88,8 +88,8 @@ inline void add_fp8(Problem& p, const Fp8Numbers& numbers) {
     p.agree = [numbers, stored](const auto& raw) { return numbers.disagreement(raw, format_of(stored)); };
 }
 
-constexpr double kUnit = 0x1p-24;  // of fp32: the product with the scale
-constexpr float kFp8Scale = 32, kFp8GradientScale = 1024;
+constexpr double kUnit = 0x1p-24;                             // of fp32: the product with the scale
+constexpr float kFp8Scale = 32, kFp8GradientScale = 0x1p16f;  // gradients to near the largest of e5m2
 
 // behind a residual where the form drops, or its name says so
 inline Problem layernorm_fp8_problem(Dtype dtype, Shape shape, Inputs kind, CallForm form,
