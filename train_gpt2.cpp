@@ -10,16 +10,18 @@ namespace {
 
 ModelFactory models(const Options&) { return factory_of<GPT2Cpu>(); }
 
+void require_fp32(FloatType dtype) {
+    if (dtype != FloatType::kBf16) { return; }
+    throw Error(kExitUsage, "--dtype bf16: the CPU computes in fp32. ./train_gpt2cu has both.");
+}
+
 std::optional<int> command(int argc, char** argv) {
     const Engine engine = {[](const ModelSource& source, FloatType dtype) {
-                               if (dtype == FloatType::kBf16) {
-                                   throw Error(kExitUsage,
-                                               "generate: --dtype bf16: the CPU computes in fp32. "
-                                               "./train_gpt2cu generate has both.");
-                               }
+                               require_fp32(dtype);
                                return make_cpu_decoder(source);
                            },
-                           [](const ModelSource& source, int B, int T) {
+                           [](const ModelSource& source, FloatType dtype, int B, int T) {
+                               require_fp32(dtype);
                                return make_model(factory_of<GPT2Cpu>(), source, B, T);
                            }};
     return run_command(argc, argv, engine);

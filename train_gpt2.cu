@@ -74,15 +74,17 @@ int profile(const Options& options) {
     });
 }
 
-// generate computes in bf16 unless it is asked for fp32, the other sub-commands in fp32.
+// generate computes in bf16 unless it is asked for fp32, eval in fp32 unless it is asked for bf16.
 std::optional<int> command(int argc, char** argv) {
     const Engine engine = {[](const ModelSource& source, FloatType dtype) {
                                require_gpu();
                                return make_gpu_decoder(source, dtype != FloatType::kFp32);
                            },
-                           [](const ModelSource& source, int B, int T) {
+                           [](const ModelSource& source, FloatType dtype, int B, int T) {
                                require_gpu();
-                               return make_model(factory_of<GPT2<float, float>>(), source, B, T);
+                               Options options;
+                               options.dtype = dtype == FloatType::kBf16 ? dtype : FloatType::kFp32;
+                               return make_model(models(options), source, B, T);
                            }};
     return run_command(argc, argv, engine);
 }

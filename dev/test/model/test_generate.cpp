@@ -544,6 +544,7 @@ TEST_CASE_FIXTURE(InFolder, "eval --stride: each token once, from what a row of 
     check_run(eval("--stride 9"), kExitUsage,
               {"--stride 9 is more than the 8 tokens of a row", "Give 1 to 8."});
     check_run(eval("--stride 0"), kExitUsage, {"--stride: '0' is out of range"});
+    check_run(eval("--dtype bf16"), kExitUsage, {"--dtype bf16: the CPU computes in fp32"});
     check_run(run_train(folder.path(), {"eval", path, "--hellaswag", "x", "--stride", "2"}), kExitUsage,
               {"--stride needs --data"});
 }
@@ -623,7 +624,7 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     const Json object = Json::parse(ends({"eval", run, "--data", folder / "train.bin", "--json"}).out);
     CHECK(object["tokens"] == count);
     CHECK(object["bytes"] == bytes);
-    CHECK(object["evaluations"] == 4);  // by the names of the run, above: three
+    CHECK(object["evaluations"] == 5);  // by the names of the run, above: four
     const auto others = [&](const std::string& model, const std::string& data) {
         return Json::parse(
             ends({"eval", model, "--data", folder / data, "--max-tokens", "50", "--json"}).out);

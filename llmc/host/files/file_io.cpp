@@ -141,16 +141,16 @@ std::string file_identity(const std::string& path, bool settled) {
                        time(st.st_ctim));
 }
 
+std::string folder_of(const std::string& path) {
+    std::string folder = std::filesystem::path(path).parent_path().string();
+    return folder.empty() ? "." : folder;
+}
+
 // ---- open files, headers, writing ---------------------------------------------------------------
 
 namespace {
 
 constexpr int64_t kDiskPiece = 64 << 20;  // bytes
-
-std::string folder_of(const std::string& path) {
-    std::string folder = std::filesystem::path(path).parent_path().string();
-    return folder.empty() ? "." : folder;
-}
 
 struct ForeignKind {
     size_t at;

@@ -43,6 +43,8 @@ struct CannotRead : Error {
 enum class FileKind { kMissing, kFile, kFolder, kOther };
 FileKind file_kind(const std::string& path);  // of what a symbolic link leads to
 
+std::string folder_of(const std::string& path);  // that it lies in; "." of a bare name
+
 // the names in a folder, sorted; nothing if there is no such folder
 std::optional<std::vector<std::string>> folder_names(const std::string& path);
 

@@ -46,9 +46,9 @@ std::optional<CommandOptions> parse_command(int argc, const char* const* argv);
 
 // what a program computes with
 struct Engine {
-    // dtype: not fp16; throws Error(kExitUsage) for one that the program does not have
+    // of both: dtype: not fp16; throws Error(kExitUsage) for one that the program does not have
     std::function<std::unique_ptr<Decoder>(const ModelSource&, FloatType dtype)> decoder;
-    std::function<std::unique_ptr<Model>(const ModelSource&, int B, int T)> evaluator;
+    std::function<std::unique_ptr<Model>(const ModelSource&, FloatType dtype, int B, int T)> evaluator;
 };
 
 // Runs the sub-command that argv[1] names and returns the program's exit code; nothing if it names none.

@@ -114,11 +114,6 @@ bool is_there(const fs::path& path) {
     return fs::exists(path, ignored);
 }
 
-std::string folder_of(const fs::path& path) {
-    const std::string folder = path.parent_path().string();
-    return folder.empty() ? "." : folder;
-}
-
 NamedModel checkpoint_model(const std::string& folder) {
     const std::string damage = inspect_checkpoint(folder, Contents::kWeights).damage;
     if (!damage.empty()) {
