@@ -65,7 +65,7 @@ TEST_CASE_FIXTURE(InFolder, "token shard: cut anywhere, or too long") {
                            fmt::format("found {} bytes", size),
                            std::string(in_header ? "at least 1024 bytes" : "expected 1040 bytes"),
                            std::string("data/make_shards")};
-        check_error(error_of([&] { DataLoader(path, 4, 1); }), kExitBadInput, says);
+        check_error([&] { DataLoader(path, 4, 1); }, kExitBadInput, says);
     }
     for (size_t more : {1, 2, 1024}) {
         check_bytes(shard_error, good + std::string(more, '\0'), {"file size", "expected 1040 bytes"});

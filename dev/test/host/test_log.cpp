@@ -303,7 +303,7 @@ TEST_CASE_FIXTURE(InFolder, "log: whole lines only, also on a full disk, and no 
         log.append(validation_log_line(1, 1.25, 0));
         log.append(line);
     }
-    check_error(error_of([&] { RunJournal(folder.path(), -1); }), kExitUsage,
+    check_error([&] { RunJournal(folder.path(), -1); }, kExitUsage,
                 {folder.path(), "holds a run", "--resume auto"});
     const std::string good = read_bytes(path);
     CHECK(read_log(folder.path()).size() == 3);
@@ -457,7 +457,7 @@ TEST_CASE("report: many runs are thinned out until they fit") {
     CHECK(data[59]["points"].size() > 20);
     CHECK(data[59]["points"].back()[kStep] == 2000);
     const std::vector<RunHistory> far_too_many(6000, long_run("run", 10));
-    check_error(error_of([&] { report_page(far_too_many); }), kExitUsage, {"6000 runs do not fit", "fewer"});
+    check_error([&] { report_page(far_too_many); }, kExitUsage, {"6000 runs do not fit", "fewer"});
 }
 
 TEST_CASE("report: skipped steps, other logs and lines that are not ours") {

@@ -354,8 +354,8 @@ TEST_CASE("options: the CPU program refuses what only a GPU can do") {
 -r 2 | --recompute block needs the GPU program: make train_gpt2cu
 -f 1 | --tf32 true needs the GPU program: make train_gpt2cu)");
     // a run's configuration is not passed on to the other program unseen
-    const Error other = error_of([] { parse_config(config_text(parse_gpu({}))); });
-    check_error(other, kExitUsage, {"--dtype bf16", "make train_gpt2cu"});
+    check_error([] { parse_config(config_text(parse_gpu({}))); }, kExitUsage,
+                {"--dtype bf16", "make train_gpt2cu"});
     CHECK(config_text(parse(words("--dtype fp32 --grad-dtype fp32 --recompute none --tf32=false"))) ==
           config_text(parse({})));
 }
@@ -501,7 +501,7 @@ TEST_CASE("options: a slip of one letter in a longer name is always met with tha
             std::string cure = "Did you mean --" + name + "?";
             for (const std::string& typed : {swapped, doubled}) {
                 if (typed == name) { continue; }
-                check_error(error_of([&] { parse({"--" + typed}); }), kExitUsage, {cure, "--" + typed});
+                check_error([&] { parse({"--" + typed}); }, kExitUsage, {cure, "--" + typed});
             }
         }
     }
@@ -522,6 +522,6 @@ TEST_CASE(
     CHECK(compares({"t", "--thorough", "--part", "2/4"}) == "no");
     for (const Words& words : {Words{"t", "a.bin", "b.bin"}, Words{"t", "--test-case=x*", "a.bin"},
                                Words{"t", "--model", "a.bin", "b.bin"}, Words{"t", "--model", "a.bin"}}) {
-        check_error(error_of([&] { compares(words); }), kExitUsage, {"--model", "--state"});
+        check_error([&] { compares(words); }, kExitUsage, {"--model", "--state"});
     }
 }

@@ -148,14 +148,14 @@ TEST_CASE_FIXTURE(InFolder, "run lock: held while it lives, and by whoever comes
         lock.take(folder.path());
         CHECK(lock.taken());
         RunLock second;
-        check_error(error_of([&] { second.take(folder.path()); }), kExitUsage,
+        check_error([&] { second.take(folder.path()); }, kExitUsage,
                     {folder.path(), fmt::format("process {} on", (int)getpid()), "another --out"});
         fs::remove(folder / ".lock");  // by hand: from here on the name stands for another file
         CHECK(error_of([&] { lock.require_held(); }).exit_code == kExitSaveFailed);
         second.take(folder.path());
         CHECK(second.taken());
         second.require_held();
-        check_error(error_of([&] { lock.require_held(); }), kExitSaveFailed,
+        check_error([&] { lock.require_held(); }, kExitSaveFailed,
                     {folder.path(), "another file", "--resume auto --out FOLDER"});
     }
     CHECK(fs::file_size(folder / ".lock") == 0);
@@ -163,7 +163,7 @@ TEST_CASE_FIXTURE(InFolder, "run lock: held while it lives, and by whoever comes
     next.take(folder.path());
     CHECK(next.taken());
     RunLock nowhere;
-    check_error(error_of([&] { nowhere.take(folder / "missing"); }), kExitUsage,
+    check_error([&] { nowhere.take(folder / "missing"); }, kExitUsage,
                 {folder / "missing/.lock", "cannot make or write"});
 }
 
@@ -172,7 +172,7 @@ TEST_CASE("run lock: a link under a name that can be foreseen leads nobody to th
     write_bytes(folder / "victim", "precious");
     fs::create_symlink("victim", folder / ".lock");
     RunLock lock;
-    check_error(error_of([&] { lock.take(folder.path()); }), kExitUsage, {folder / ".lock", "It is a link"});
+    check_error([&] { lock.take(folder.path()); }, kExitUsage, {folder / ".lock", "It is a link"});
     const std::string mine = folder / fmt::format("f.tmp-{}", (int)getpid());
     fs::create_symlink("victim", mine);
     write_text_file(folder / "f", "text");
@@ -225,8 +225,7 @@ TEST_CASE_FIXTURE(InFolder, "file writer: a folder, a pipe or the standard outpu
     for (const char* name : {"folder", "pipe", "link", "stdout"}) {
         CAPTURE(name);
         const auto type = fs::symlink_status(folder / name).type();
-        check_error(error_of([&] { FileWriter(folder / name).commit(); }), kExitUsage,
-                    {name, "expected a file"});
+        check_error([&] { FileWriter(folder / name).commit(); }, kExitUsage, {name, "expected a file"});
         CHECK(fs::symlink_status(folder / name).type() == type);
     }
     fs::create_symlink("free", folder / "dangling");

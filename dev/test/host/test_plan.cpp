@@ -15,7 +15,7 @@ namespace {
 void check_bad_config(const std::string& text, std::initializer_list<std::string> parts,
                       const Args& args = {}) {
     CAPTURE(text);
-    check_error(error_of([&] { parse_config(text, args); }), kExitUsage, parts);
+    check_error([&] { parse_config(text, args); }, kExitUsage, parts);
 }
 
 Words done_files(const std::string& run) {
@@ -85,10 +85,10 @@ TEST_CASE("options: config files") {
     TempFolder folder;
     check_bad({"--config", folder / "none.toml"}, {"--config", "none.toml"});
     for (const std::string& odd : {folder.path(), std::string("/dev/zero")}) {
-        check_error(error_of([&] { parse({"--config", odd}); }), kExitBadInput, {odd, "not a regular file"});
+        check_error([&] { parse({"--config", odd}); }, kExitBadInput, {odd, "not a regular file"});
     }
     const std::string large(1 << 21, '#');
-    check_error(error_of([&] { parse_config(large); }), kExitBadInput, {"run.toml", "1048576 bytes"});
+    check_error([&] { parse_config(large); }, kExitBadInput, {"run.toml", "1048576 bytes"});
 }
 
 TEST_CASE("options: each kind of error in a config file") {
@@ -196,7 +196,7 @@ TEST_CASE_FIXTURE(InFolder, "options: a run that goes on has its own options whe
               "master = \"10.9.9.9:99\"", "world-size = 2", "rank = 1"}) {
         CAPTURE(line);
         write_bytes(config, line + "\n");
-        check_error(error_of([&] { on(); }), kExitUsage, {config, "add --" + line.substr(0, line.find(' '))});
+        check_error([&] { on(); }, kExitUsage, {config, "add --" + line.substr(0, line.find(' '))});
     }
     write_bytes(config, "export-hf = \"/x/outside\"\nranks = 900\n");
     CHECK(on("--export-hf /y --ranks 901").ranks == 901);
@@ -313,7 +313,7 @@ TEST_CASE("auto plan: --minutes plans by the speed that is measured") {
     facts.flops_per_s /= 2;
     CHECK(choose(five, facts).steps == std::llround(300 * 0.56 * 125e9 / step));
     facts.flops_per_s = 0;
-    check_error(error_of([&] { choose(five, facts); }), kExitUsage, {"--minutes", "--steps"});
+    check_error([&] { choose(five, facts); }, kExitUsage, {"--minutes", "--steps"});
 }
 
 TEST_CASE("auto plan: what is given stands") {

@@ -112,8 +112,7 @@ TEST_CASE("ranks: options win over variables, and one family of variables over t
 TEST_CASE("ranks: a size without its rank is refused, but for WORLD_SIZE") {
     auto refused = [](Variables v, const std::string& size, const std::string& rank) {
         v.erase(rank);
-        check_error(error_of([&] { find(v); }), kExitUsage,
-                    {size + "=" + v[size], rank + " is not set", "--ranks 1"});
+        check_error([&] { find(v); }, kExitUsage, {size + "=" + v[size], rank + " is not set", "--ranks 1"});
         Options one;
         one.ranks = 1;
         CHECK(text(find(v, one)) == "0/1 0/1 ");
@@ -124,7 +123,7 @@ TEST_CASE("ranks: a size without its rank is refused, but for WORLD_SIZE") {
         v[size] = "1";
         CHECK(text(find(v)) == "0/1 0/1 ");
         v[size] = "two";
-        check_error(error_of([&] { find(v); }), kExitUsage, {size + "=two", "expected"});
+        check_error([&] { find(v); }, kExitUsage, {size + "=two", "expected"});
     };
     refused(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
     refused(kPmi, "PMI_SIZE", "PMI_RANK");
@@ -133,7 +132,7 @@ TEST_CASE("ranks: a size without its rank is refused, but for WORLD_SIZE") {
     v["PMI_SIZE"] = "11";
     CHECK(find(v).source == "SLURM's variables");
     v.erase("SLURM_PROCID");
-    check_error(error_of([&] { find(v); }), kExitUsage, {"SLURM_PROCID is not set"});
+    check_error([&] { find(v); }, kExitUsage, {"SLURM_PROCID is not set"});
     CHECK(text(find({{"WORLD_SIZE", "8"}})) == "0/1 0/1 ");
     CHECK(text(find({{"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "1"}})) == "0/1 0/1 ");  // no step
 }
@@ -190,7 +189,7 @@ TEST_CASE("ranks: hosts, ports and tokens") {
 TEST_CASE("ranks: what cannot be is refused, and the variable or option named") {
     auto refused = [](Variables v, const std::string& name, const std::string& value, const Options& o = {}) {
         v[name] = value;
-        check_error(error_of([&] { find(v, o); }), kExitUsage, {name + "=" + value, "expected"});
+        check_error([&] { find(v, o); }, kExitUsage, {name + "=" + value, "expected"});
     };
     for (const char* bad : {"", "x", "-1", "8", "1 ", "99999999999"}) { refused(kTorchrun, "RANK", bad); }
     refused(kTorchrun, "WORLD_SIZE", "0");
@@ -198,7 +197,7 @@ TEST_CASE("ranks: what cannot be is refused, and the variable or option named") 
     refused(kTorchrun, "MASTER_PORT", "65536");
     refused(kSlurm, "SLURM_PROCID", "11");
     auto usage = [](const Variables& v, const Options& o, const std::string& what) {
-        check_error(error_of([&] { find(v, o); }), kExitUsage, {what});
+        check_error([&] { find(v, o); }, kExitUsage, {what});
     };
     usage({}, with(4, -1), "--rank");
     usage({}, with(4, 4), "0 to 3");
@@ -233,10 +232,10 @@ TEST_CASE("ranks: how many this process starts") {
                                                      {Program::kGpu, "two", 0, "--gpus=two"},
                                                      {Program::kGpu, "0", 0, "--gpus=0"},
                                                      {Program::kGpu, "2", 2, "one or the other"}}) {
-        check_error(error_of([&] { started(program, gpus, ranks, 2); }), kExitUsage, {what});
+        check_error([&] { started(program, gpus, ranks, 2); }, kExitUsage, {what});
     }
     four.world_size = 4;
-    check_error(error_of([&] { ranks_to_start(four, of({}), 0); }), kExitUsage, {"--world-size"});
+    check_error([&] { ranks_to_start(four, of({}), 0); }, kExitUsage, {"--world-size"});
 }
 
 // ---- how they meet -----------------------------------------------------------------------------

@@ -200,8 +200,7 @@ TEST_CASE(
     CHECK(decode_all(u, expected) == prompt);
     for (int id : u.encode(prompt)) { CHECK(id < 456); }  // in data it is text
     CHECK(u.encode_prompt("", 1).empty());
-    check_error(error_of([&] { (void)u.encode_prompt(prompt, 458); }), kExitUsage,
-                {"<|user|>\xc3\xa9 x", "458 rows"});
+    check_error([&] { (void)u.encode_prompt(prompt, 458); }, kExitUsage, {"<|user|>\xc3\xa9 x", "458 rows"});
     TempFolder copy;
     u.save(copy.path(), 64);
     for (const char* name : {"vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json"}) {
@@ -216,7 +215,7 @@ TEST_CASE(
                                            {"added_tokens.json", "{\"x\": 459}", "no token has id 457"}}) {
         const std::string before = read_bytes(folder / name);
         write_bytes(folder / name, text);
-        check_error(error_of([&] { Tokenizer::load(folder.path()); }), kExitBadInput, {part});
+        check_error([&] { Tokenizer::load(folder.path()); }, kExitBadInput, {part});
         write_bytes(folder / name, before);
     }
 }
@@ -227,7 +226,7 @@ TEST_CASE_FIXTURE(InFolder, "bpe: damaged files, and tokenizers of another kind,
                       merges = read_bytes(folder / "merges.txt");
     const auto refused = [&](const std::string& text, const std::string& part) {
         write_bytes(folder / "tokenizer.json", text);
-        check_error(error_of([&] { Tokenizer::load(folder / "tokenizer.json"); }), kExitBadInput,
+        check_error([&] { Tokenizer::load(folder / "tokenizer.json"); }, kExitBadInput,
                     {"tokenizer.json", part});
     };
     refused(changed(json, "\"BPE\"", "\"WordPiece\""), "\"type\"");
@@ -270,9 +269,9 @@ TEST_CASE_FIXTURE(InFolder, "bpe: damaged files, and tokenizers of another kind,
           std::tuple{std::string("[]"), merges, "object of token"}}) {
         write_bytes(folder / "vocab.json", v);
         write_bytes(folder / "merges.txt", m);
-        check_error(error_of([&] { Tokenizer::load(folder / "vocab.json"); }), kExitBadInput, {part});
+        check_error([&] { Tokenizer::load(folder / "vocab.json"); }, kExitBadInput, {part});
     }
-    check_error(error_of([&] { Tokenizer::load(kFixture + "/.."); }), kExitBadInput, {"no tokenizer"});
+    check_error([&] { Tokenizer::load(kFixture + "/.."); }, kExitBadInput, {"no tokenizer"});
 }
 
 TEST_CASE("tokenizer: bytes") {
@@ -324,7 +323,7 @@ TEST_CASE_FIXTURE(InFolder, "tokenizer file: version 2 says what ends a text, ve
     CHECK(t.decode(1) == std::string("b\0c", 3));
     CHECK(t.decode(2) == longest);
     CHECK(t.printable({1}) == "b\\x00c");
-    check_error(error_of([&] { (void)t.encode("a"); }), kExitUsage, {"prompt", "tokenizer.json"});
+    check_error([&] { (void)t.encode("a"); }, kExitUsage, {"prompt", "tokenizer.json"});
 
     write_bytes(path, header_bytes({20240328, 1, 3, 1}) + tokens);
     CHECK(Tokenizer::load(path).end_of_text() == -1);

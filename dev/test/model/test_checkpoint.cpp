@@ -84,8 +84,7 @@ TEST_CASE("checkpoint: what is saved is loaded, whole and by ranges") {
                           held);
                 }
                 if (!held) {
-                    check_error(error_of([&] { saved.read(part, t, 0, two); }), kExitUsage,
-                                {"second moment"});
+                    check_error([&] { saved.read(part, t, 0, two); }, kExitUsage, {"second moment"});
                     continue;
                 }
                 std::vector<float> whole = whole_tensor(model, part, t), found(whole.size());
@@ -209,7 +208,7 @@ TEST_CASE_FIXTURE(InFolder, "checkpoint: a kill while one is replaced loses neit
 
     fs::rename(path, old);
     fs::create_symlink("elsewhere", path);  // to a disk that is not there
-    check_error(error_of([&] { take_back_replaced(folder.path()); }), kExitSaveFailed,
+    check_error([&] { take_back_replaced(folder.path()); }, kExitSaveFailed,
                 {old, "cannot be renamed to " + path});
 }
 
@@ -326,12 +325,11 @@ TEST_CASE_FIXTURE(InFolder, "checkpoint: one or a model that shrinks while it is
     write_model_file(folder / "model.bin", tiny_config(), kModelFp32, reader(model));
     const ModelFile file(folder / "model.bin");
     fs::resize_file(folder / "model.bin", 5000);
-    check_error(error_of([&] { load_model(file, writer(&model)); }), kExitBadInput,
-                {folder / "model.bin", "shorter"});
+    check_error([&] { load_model(file, writer(&model)); }, kExitBadInput, {folder / "model.bin", "shorter"});
     save_step(folder.path(), 4);
     const Checkpoint checkpoint(folder / "step_00000004");
     fs::resize_file(folder / "step_00000004/optimizer.safetensors", 6000);
-    check_error(error_of([&] { load_checkpoint(checkpoint, writer(&model)); }), kExitBadInput,
+    check_error([&] { load_checkpoint(checkpoint, writer(&model)); }, kExitBadInput,
                 {"optimizer.safetensors", "shorter"});
 }
 
@@ -340,11 +338,9 @@ TEST_CASE_FIXTURE(InFolder, "checkpoint: one or a model that shrinks while it is
 TEST_CASE_FIXTURE(InFolder, "checkpoint: a folder that cannot be written") {
     write_bytes(folder / "file", "not a folder");
     for (const std::string& run : {folder / "file/run", folder / "file", folder / "file/a/b"}) {
-        check_error(error_of([&] { make_writable_folder(run); }), kExitUsage,
-                    {run, "cannot make or write", "Choose"});
-        check_error(error_of([&] { save_step(run, 4); }), kExitUsage, {run, "cannot make or write"});
-        check_error(error_of([&] { FileWriter writer(run + "/model.bin"); }), kExitUsage,
-                    {run, "cannot write"});
+        check_error([&] { make_writable_folder(run); }, kExitUsage, {run, "cannot make or write", "Choose"});
+        check_error([&] { save_step(run, 4); }, kExitUsage, {run, "cannot make or write"});
+        check_error([&] { FileWriter writer(run + "/model.bin"); }, kExitUsage, {run, "cannot write"});
         std::string notes;
         CHECK(find_checkpoint(run, &notes).empty());
     }
@@ -410,7 +406,7 @@ TEST_CASE("checkpoint: numbers that are not finite are not written, and what is 
                 kExitDiverged, {"not written", says});
         }
         if (state != State::kParameter) { return; }
-        check_error(error_of([&] { write_model_file(folder / "model.bin", c, kModelFp32, reader(bad)); }),
+        check_error([&] { write_model_file(folder / "model.bin", c, kModelFp32, reader(bad)); },
                     kExitDiverged, {folder / "model.bin", says});
     };
     check_refused(State::kParameter, kWpe, 7, NAN, "wpe[7] = nan");
@@ -422,7 +418,7 @@ TEST_CASE("checkpoint: numbers that are not finite are not written, and what is 
         GPT2Cpu bad = filled_model(2);
         const float value = std::bit_cast<float>(bits);
         bad.load(State::kParameter, kWte, 0, {&value, 1});
-        check_error(error_of([&] { write_model_file(folder / "model.bin", c, kModelBf16, reader(bad)); }),
+        check_error([&] { write_model_file(folder / "model.bin", c, kModelBf16, reader(bad)); },
                     kExitDiverged, {"wte[0] = "});
     }
     CHECK((read_bytes(folder / "model.bin") == before));
@@ -473,7 +469,7 @@ TEST_CASE("run record: what is written is read, and what is not one is refused")
     }
     auto refused = [&](const std::string& old, const std::string& text, const std::string& what) {
         const std::string bad = changed(good, old, text);
-        check_error(error_of([&] { parse_run_record(bad, "file"); }), kExitBadInput, {"file", what});
+        check_error([&] { parse_run_record(bad, "file"); }, kExitBadInput, {"file", what});
     };
     const std::string adamw =
         changed(good, " \"optimizer\": \"muon\",\n", "");  // of before there was a choice

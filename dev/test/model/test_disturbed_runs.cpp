@@ -410,7 +410,7 @@ TEST_CASE("changing files: a file that asks for a model larger than the memory")
     MemoryPlan plan;
     plan.activations = int64_t{1} << 40;
     plan.available = int64_t{1} << 30;
-    check_error(error_of([&] { require_room(plan, "file"); }), kExitDevice, {"file", "1.0 TiB", "1.00 GiB"});
+    check_error([&] { require_room(plan, "file"); }, kExitDevice, {"file", "1.0 TiB", "1.00 GiB"});
     plan.available = -1;
     require_room(plan, "file");
     struct Large : ModelSource {  // 32 TiB of keys and values
@@ -421,7 +421,7 @@ TEST_CASE("changing files: a file that asks for a model larger than the memory")
         void read(int, int64_t, std::span<float>) const override { FAIL("it is read"); }
         FloatType type() const override { return FloatType::kFp32; }
     };
-    check_error(error_of([&] { make_cpu_decoder(Large{}); }), kExitDevice, {"large.bin", "needs"});
-    check_error(error_of([&] { make_model(factory_of<GPT2Cpu>(), Large{}, 64, 1 << 20); }), kExitDevice,
+    check_error([&] { make_cpu_decoder(Large{}); }, kExitDevice, {"large.bin", "needs"});
+    check_error([&] { make_model(factory_of<GPT2Cpu>(), Large{}, 64, 1 << 20); }, kExitDevice,
                 {"large.bin", "needs"});
 }

@@ -114,9 +114,8 @@ TEST_CASE_FIXTURE(InFolder, "fp8: maxima that cannot be are refused") {
     for (float bad : {-1.0f, NAN, INFINITY}) {
         maxima[17] = bad;
         model.load(State::kFp8Maxima, 0, 0, maxima);
-        const Error error = error_of([&] { save_checkpoint(folder.path(), kConfig, record, reader(model)); });
-        CHECK(error.exit_code == kExitDiverged);
-        CHECK(contains(error.what(), "maxima of FP8"));
+        check_error([&] { save_checkpoint(folder.path(), kConfig, record, reader(model)); }, kExitDiverged,
+                    {"maxima of FP8"});
     }
     CHECK(newest_step(folder.path()).empty());
 }

@@ -264,7 +264,7 @@ TEST_CASE("check_ranks: another rank's parameters that differ are named, when it
     for (int rank : {1, 2}) {
         for (int tensor : {0, (int)kQkvw, kNumTensors - 1}) {
             comm.rank = rank, comm.tensor = tensor;
-            check_error(error_of([&] { check_ranks(Hashes(), comm, 3, 8); }), kExitPeerLost,
+            check_error([&] { check_ranks(Hashes(), comm, 3, 8); }, kExitPeerLost,
                         {"step 9", fmt::format("rank {}", rank),
                          std::string("another ") + kTensors[tensor].name + " than"});
         }

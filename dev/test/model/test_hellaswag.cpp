@@ -83,7 +83,7 @@ TEST_CASE_FIXTURE(InFolder, "HellaSwag file: what is in it, byte by byte, ours a
         require_vocabulary(file, 257, "the model");
         for (int other : {256, 258}) {
             CAPTURE(other);
-            check_error(error_of([&] { require_vocabulary(file, other, "the model"); }), kExitBadInput,
+            check_error([&] { require_vocabulary(file, other, "the model"); }, kExitBadInput,
                         {"questions.bin has a vocabulary of 257", "the model of " + std::to_string(other)});
         }
     }
@@ -96,14 +96,9 @@ TEST_CASE_FIXTURE(InFolder, "HellaSwag file: what is in it, byte by byte, ours a
     std::memset(others.data() + 16, 0, 4);  // llm.c does not say which vocabulary
     write_bytes(path, others);
     CHECK(EvalFile(path).vocab_size() == 50257);
-    check_error(error_of([&] {
-                    out.add(1, {}, {{{1}, {2}, {3}, {4}}}, "here");
-                }),
-                kExitBadInput, {"here", "empty"});
-    check_error(error_of([&] {
-                    out.add(1, std::vector<int>(32760, 5), {{{1}, {2}, {3}, {4}}}, "here");
-                }),
-                kExitBadInput, {"here", "65534"});
+    const std::vector<int> none, many(32760, 5);
+    check_error([&] { out.add(1, none, {{{1}, {2}, {3}, {4}}}, "here"); }, kExitBadInput, {"here", "empty"});
+    check_error([&] { out.add(1, many, {{{1}, {2}, {3}, {4}}}, "here"); }, kExitBadInput, {"here", "65534"});
 }
 
 TEST_CASE("HellaSwag file: whatever is wrong is refused by name") {

@@ -102,7 +102,7 @@ TEST_CASE("model: load and save by ranges, and ranges outside of a tensor are re
     std::vector<float> x(3);
     const int64_t total = tensor_total(tiny_config(), kFcw);
     for (int64_t first : {(int64_t)-1, total - 2, total, INT64_MAX - 1}) {
-        check_error(error_of([&] { model.save_gradient(kFcw, first, x); }), kExitUsage, {"range"});
+        check_error([&] { model.save_gradient(kFcw, first, x); }, kExitUsage, {"range"});
     }
 }
 
@@ -148,7 +148,7 @@ TEST_CASE("model: what follows an ignored target changes nothing") {
     CHECK(std::fabs(loss - expected) <= reordering(c, 54) * expected);
     check_close_gradients("rows of ignored targets", padded, one, fp32_tolerance(c, 54));
     std::fill(batch.targets.begin(), batch.targets.end(), kIgnoreTarget);
-    check_error(error_of([&] { one.forward_backward({&batch, 1}); }), kExitUsage, {"no target"});
+    check_error([&] { one.forward_backward({&batch, 1}); }, kExitUsage, {"no target"});
 }
 
 TEST_CASE("model: a row's loss does not depend on its neighbours, nor on what comes after") {
@@ -189,7 +189,7 @@ TEST_CASE("model: nothing of an earlier batch is left in the next") {
 
 TEST_CASE("model: batches that do not fit are refused") {
     check_refused_batches<GPT2Cpu>();
-    check_error(error_of([] { random_model().logits_last(); }), kExitUsage, {"evaluate"});
+    check_error([] { random_model().logits_last(); }, kExitUsage, {"evaluate"});
 }
 
 // ---- the optimizer step ------------------------------------------------------------------------

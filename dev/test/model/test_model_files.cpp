@@ -85,7 +85,7 @@ void check_same_parameters(const ModelSource& found, const GPT2Cpu& expected) {
 
 // this is no GPT-2, which the message says
 void check_refused(const std::string& path, const std::string& says) {
-    check_error(error_of([&] { HfModel model(path); }), kExitBadInput, {says});
+    check_error([&] { HfModel model(path); }, kExitBadInput, {says});
 }
 
 constexpr int32_t kMin = std::numeric_limits<int32_t>::min(), kMax = std::numeric_limits<int32_t>::max();
@@ -128,7 +128,7 @@ TEST_CASE_FIXTURE(InFolder, "model file: fp32 keeps every bit, in file order") {
     CHECK(std::memcmp(bytes.data() + 1024, expected.data(), 4 * expected.size()) == 0);
     std::vector<float> x(3);
     for (int64_t first : {(int64_t)-1, tensor_total(c, kFcw) - 2, INT64_MAX - 1}) {
-        check_error(error_of([&] { file.read(kFcw, first, x); }), kExitUsage, {"range"});
+        check_error([&] { file.read(kFcw, first, x); }, kExitUsage, {"range"});
     }
 }
 
@@ -166,8 +166,7 @@ TEST_CASE("model file: bf16 is rounded to nearest even") {
     CHECK(file.config() == c);
     file.read(kWte, 0, found);
     check_same("bf16", found, expected);
-    check_error(error_of([&] { write_model_file(folder / "no.bin", c, 4, reader(model)); }), kExitUsage,
-                {"3 or 5"});
+    check_error([&] { write_model_file(folder / "no.bin", c, 4, reader(model)); }, kExitUsage, {"3 or 5"});
     CHECK_FALSE(fs::exists(folder / "no.bin"));
 }
 
@@ -310,13 +309,13 @@ TEST_CASE_FIXTURE(InFolder, "hf model: a value that is not finite in the type as
             float value = 0;
             back.read(kFcb, 1, {&value, 1});
             CHECK(std::isfinite(value));
-            check_error(error_of([&] { write(sign * c.infinite, c.type); }), kExitBadInput,
+            check_error([&] { write(sign * c.infinite, c.type); }, kExitBadInput,
                         {"memory", "h.0.mlp.c_fc.bias", text_of(c.type)});
         }
-        check_error(error_of([&] { write(NAN, c.type); }), kExitBadInput, {"diverged"});
+        check_error([&] { write(NAN, c.type); }, kExitBadInput, {"diverged"});
     }
     CHECK(names_below(folder / "a") == Words{"config.json", "generation_config.json", "model.safetensors"});
-    check_error(error_of([&] { write_hf_model(folder / "new", ModelInMemory(model), FloatType::kFp32, 36); }),
+    check_error([&] { write_hf_model(folder / "new", ModelInMemory(model), FloatType::kFp32, 36); },
                 kExitBadInput, {"diverged"});
     CHECK(names_below(folder / "new").empty());  // so that the same command can be given again
 }
@@ -412,8 +411,7 @@ TEST_CASE(
         changed = parts;
         changed.values[index_of(parts, name)][3] = NAN;
         put_together(file, changed);
-        const Error error = error_of([&] { load_model(HfModel(hf), [](auto&&...) {}); });
-        check_error(error, kExitBadInput, {file, "nan", name});
+        check_error([&] { load_model(HfModel(hf), [](auto&&...) {}); }, kExitBadInput, {file, "nan", name});
     }
 }
 

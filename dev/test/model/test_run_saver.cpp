@@ -276,7 +276,7 @@ TEST_CASE("run saver: in the background it writes what the model was") {
     const float bad = NAN;
     s.model.load(State::kSecondMoment, kLnfb, 3, {&bad, 1});
     s.save(8, false);
-    check_error(error_of([&] { s.saver->wait(); }), kExitDiverged,
+    check_error([&] { s.saver->wait(); }, kExitDiverged,
                 {"lnfb[3], second moment = nan", checkpoint_name(s.folder.path(), 7)});
     CHECK(s.steps() == Words{"3", "4", "5", "6", "7"});
 }
@@ -365,7 +365,7 @@ TEST_CASE("save plan: how many checkpoints will be on the disk") {
     CHECK(p.copy_bytes == 12 * file_elements(tiny_config()));
     o.save_mode = SaveMode::kAsync;
     CHECK(plan_saves(plan, {}, 0).background);
-    check_error(error_of([&] { plan_saves(plan, {}, int64_t{1} << 60); }), kExitDevice,
+    check_error([&] { plan_saves(plan, {}, int64_t{1} << 60); }, kExitDevice,
                 {"--save-mode async", "Use --save-mode sync"});
     o.save_mode = SaveMode::kAuto;
     CHECK_FALSE(plan_saves(plan, {}, 0).background);

@@ -89,7 +89,7 @@ TEST_CASE("not finite: a model file is refused, whatever the tensor") {
         {kLnfb, 15, NAN, "lnfb[15] = nan"}};
     for (const auto& [tensor, at, value, says] : rows) {
         write_model_with(r / "bad.bin", tensor, at, value);
-        check_error(error_of([&] { load_model(ModelFile(r / "bad.bin"), [](auto&&...) {}); }), kExitBadInput,
+        check_error([&] { load_model(ModelFile(r / "bad.bin"), [](auto&&...) {}); }, kExitBadInput,
                     {r / "bad.bin", says});
     }
     check_run(r.run("run", "--steps 3 --model " + r / "bad.bin"), kExitBadInput,

@@ -580,7 +580,7 @@ TEST_CASE_FIXTURE(InFolder, "bad input: val.json") {
     for (const auto& [text, found] : kBadValJson) {
         CAPTURE(text);
         write_bytes(path, text);
-        check_error(error_of([&] { read_val_info(folder / "val.bin", 100); }), kExitBadInput,
+        check_error([&] { read_val_info(folder / "val.bin", 100); }, kExitBadInput,
                     {path, "found", found, "expected", "remove it"});
     }
     write_bytes(path, std::string(100000, '[') + std::string(100000, ']'));

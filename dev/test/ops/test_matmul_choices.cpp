@@ -31,7 +31,7 @@ MatmulChoices example() {
 void check_refused(const std::string& from, const std::string& to, std::initializer_list<std::string> parts) {
     const std::string text = changed(to_json(example()), from, to);
     CAPTURE(text);
-    check_error(error_of([&] { parse_matmul_choices(text, "products.json"); }), kExitBadInput, parts);
+    check_error([&] { parse_matmul_choices(text, "products.json"); }, kExitBadInput, parts);
 }
 
 }  // namespace
@@ -108,7 +108,7 @@ TEST_CASE("matmul choices: those of another machine are refused") {
     auto refused = [&](auto change) {
         MatmulChoices other = example();
         change(other);
-        check_error(error_of([&] { require_same_machine(other, here, "products.json"); }), kExitBadInput,
+        check_error([&] { require_same_machine(other, here, "products.json"); }, kExitBadInput,
                     {"products.json", "made for", "but this is", "--tune-gemm searches"});
     };
     refused([](MatmulChoices& c) { c.gpu = "NVIDIA H200"; });

@@ -314,10 +314,8 @@ TEST_CASE("muon: no second moments of the blocks' matrices, in memory and in the
         CHECK(model.holds(State::kSecondMoment, t) == !matrix);
         CHECK(model.holds(State::kFirstMoment, t));
         if (!matrix) { continue; }
-        check_error(error_of([&] { model.save(State::kSecondMoment, t, 0, x); }), kExitUsage,
-                    {"second moment"});
-        check_error(error_of([&] { model.load(State::kSecondMoment, t, 0, x); }), kExitUsage,
-                    {"second moment"});
+        check_error([&] { model.save(State::kSecondMoment, t, 0, x); }, kExitUsage, {"second moment"});
+        check_error([&] { model.load(State::kSecondMoment, t, 0, x); }, kExitUsage, {"second moment"});
     }
     // of two ranks each has one moment of its matrices
     const ModelSettings two_ranks{.muon = true, .ranks = 2, .groups = 2};

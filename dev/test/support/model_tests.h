@@ -124,10 +124,10 @@ void check_refused_batches() {
         const std::vector<Batch> second = {good, batch};
         for (std::span<const Batch> batches : {std::span(&batch, 1), std::span(second)}) {
             if (batches.size() > 1 && to_learn_from) { continue; }  // the good one has targets
-            check_error(error_of([&] { model.enqueue_step(batches, {.lr = 0.1}); }), kExitUsage, {why});
+            check_error([&] { model.enqueue_step(batches, {.lr = 0.1}); }, kExitUsage, {why});
         }
         if (!to_learn_from) {
-            check_error(error_of([&] { model.evaluate(batch); }), kExitUsage, {why});
+            check_error([&] { model.evaluate(batch); }, kExitUsage, {why});
         }
     };
     for (auto [ids, least] : {std::pair{&Batch::tokens, -1}, {&Batch::targets, -2}}) {
@@ -334,8 +334,8 @@ void check_ranges() {
     std::vector<float> x(3);
     const int64_t total = tensor_total(c, kFcw);
     for (int64_t first : {(int64_t)-1, total - 2, total, INT64_MAX - 1}) {
-        check_error(error_of([&] { model.load(State::kParameter, kFcw, first, x); }), kExitUsage, {"range"});
-        check_error(error_of([&] { model.save(State::kParameter, kFcw, first, x); }), kExitUsage, {"range"});
+        check_error([&] { model.load(State::kParameter, kFcw, first, x); }, kExitUsage, {"range"});
+        check_error([&] { model.save(State::kParameter, kFcw, first, x); }, kExitUsage, {"range"});
     }
     model.load(State::kParameter, kFcw, total, std::span(x).first(0));  // nothing, at the end
     check_same("after what was refused", whole_tensor(model, State::kParameter, kFcw), all[kFcw]);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sys/resource.h>
 #include <algorithm>
+#include <concepts>
 #include <csignal>
 #include <cstdint>
 #include <filesystem>
@@ -71,6 +72,10 @@ Error error_of(Call&& call) {
 
 // the exit code, and that the message contains all of these
 void check_error(const Error& error, int exit_code, std::initializer_list<std::string> parts);
+template <std::invocable Call>
+void check_error(Call&& call, int exit_code, std::initializer_list<std::string> parts) {
+    check_error(error_of(call), exit_code, parts);
+}
 
 using FileReader = Error (*)(const std::string& path);
 

@@ -32,7 +32,7 @@ inline void check_bad(const Args& args, std::initializer_list<std::string> parts
     std::string line;
     for (const std::string& arg : args) { line += " [" + arg + "]"; }
     CAPTURE(line);
-    check_error(error_of([&] { parse(args, nullptr, program); }), kExitUsage, parts);
+    check_error([&] { parse(args, nullptr, program); }, kExitUsage, parts);
 }
 
 // what run() prints on stdout, or on stderr
