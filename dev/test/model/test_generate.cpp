@@ -35,14 +35,8 @@ std::string write_random_model(const std::string& path, int positions, double si
 }
 
 // two ways to the same logits differ by the order of their sums only
-void check_near(std::span<const float> found, std::span<const float> expected, double bound) {
-    REQUIRE(found.size() == expected.size());
-    const double most = largest(expected);
-    for (size_t i = 0; i < found.size(); i++) {
-        if (!(std::fabs(found[i] - expected[i]) <= bound * most)) {
-            FAIL("logit ", i, ": found ", found[i], ", expected ", expected[i]);
-        }
-    }
+void check_logits(std::span<const float> found, std::span<const float> expected, double bound) {
+    check_near("logits", found, expected, bound * largest(expected));
 }
 
 // computes the whole context again for each token
@@ -86,7 +80,7 @@ TEST_CASE_FIXTURE(InFolder, "generate: greedy text with the cache is that withou
     int different = 0;
     for (int k = 0; k < 500; k++) {
         const std::span<const float> a = cached->append({&token, 1}), b = plain.append({&token, 1});
-        check_near(a, b, bound);
+        check_logits(a, b, bound);
         const int best = most_likely(b);
         float second = -INFINITY;
         for (int v = 0; v < (int)b.size(); v++) {
@@ -114,7 +108,7 @@ TEST_CASE_FIXTURE(InFolder, "generate: a prompt at once, in parts or token by to
             found = decoder->append(std::span(tokens).subspan(at, (size_t)n));
             at += (size_t)n;
         }
-        check_near(found, expected, reordering(file.config(), 400));
+        check_logits(found, expected, reordering(file.config(), 400));
     }
     CHECK(error_of([&] { decoder->append(std::span(tokens).first(1)); }).exit_code ==
           kExitUsage);  // it is full
@@ -138,7 +132,7 @@ TEST_CASE_FIXTURE(InFolder, "generate: a context that is full goes on with its n
     // full after 16: the 17th token slides, and three more follow
     CHECK(slides == std::vector<int>{8});
     CHECK(decoder->length() == 11);
-    check_near(found, other->append(std::span(tokens).subspan(9, 11)), reordering(file.config(), 16));
+    check_logits(found, other->append(std::span(tokens).subspan(9, 11)), reordering(file.config(), 16));
     Context too_long(decoder.get(), [&](int left) { slides.push_back(left); });
     too_long.add(tokens);
     CHECK(slides == std::vector<int>{8, 8});

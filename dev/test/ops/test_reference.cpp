@@ -156,9 +156,9 @@ void check_layernorm(const char* layer, const NormOut& found, const Vector& x, c
         }
     }
     const std::string shape = Rows{N, C}.text(), prefix = layer;
-    check_near(prefix + " mean " + shape, found.mean, expected.mean, [&](size_t i) { return bound.mean[i]; });
-    check_near(prefix + " rstd " + shape, found.rstd, expected.rstd, [&](size_t i) { return bound.rstd[i]; });
-    check_near(prefix + " out " + shape, found.out, expected.out, [&](size_t i) { return bound.out[i]; });
+    check_near(prefix + " mean " + shape, found.mean, expected.mean, bound.mean);
+    check_near(prefix + " rstd " + shape, found.rstd, expected.rstd, bound.rstd);
+    check_near(prefix + " out " + shape, found.out, expected.out, bound.out);
 }
 
 }  // namespace
@@ -294,7 +294,7 @@ TEST_CASE("layernorm_backward: no weight is a weight of 1; outputs that are not 
     Vector ones(65, 1.0), dinp = poisoned<double>(3 * 65), dinp1 = dinp;
     n.backward(dinp.data(), nullptr, nullptr, nullptr, false);
     n.backward(dinp1.data(), nullptr, nullptr, ones.data(), false);
-    check_near("layernorm_backward dinp, weight null, N=3 C=65", dinp, dinp1, [](size_t) { return 1e-14; });
+    check_near("layernorm_backward dinp, weight null, N=3 C=65", dinp, dinp1, 1e-14);
     check_gradient("layernorm_backward dinp, weight null, N=3 C=65", n.inp, dinp, zeros(3 * 65),
                    [&] { return n.loss(nullptr, nullptr); });
 
@@ -433,7 +433,7 @@ TEST_CASE("bias_backward: rows further apart than they are long") {
         }
         bias_backward_cpu(dbias.data(), dout.data(), N, OC, stride);
         check_near(fmt::format("bias_backward dbias N={} OC={} stride={}", N, OC, stride), dbias, expected,
-                   [&](size_t) { return 2 * N * kDoubleRoundoff * (5.0 * N + 4); });
+                   2 * N * kDoubleRoundoff * (5.0 * N + 4));
     }
 }
 
@@ -486,10 +486,8 @@ TEST_CASE("attention_forward: against whole matrices") {
         // |q|, |k|, |v| < 5: scores err by HS eps 25 sqrt(HS), probabilities by that much of themselves, sums
         // by T eps
         double HS = s.C / s.NH, bound = 8 * kDoubleRoundoff * (25 * HS * std::sqrt(HS) + s.T + 8);
-        check_near("attention_forward out " + s.text(), found.out, expected.out,
-                   [&](size_t) { return 5 * bound; });
-        check_near("attention_forward lse " + s.text(), found.lse, expected.lse,
-                   [&](size_t) { return bound; });
+        check_near("attention_forward out " + s.text(), found.out, expected.out, 5 * bound);
+        check_near("attention_forward lse " + s.text(), found.lse, expected.lse, bound);
     }
 }
 
@@ -576,7 +574,7 @@ TEST_CASE("attention_forward: a token changes nothing before it; the first one s
     AttentionOut before = attention(qkv, s);
     check_near("attention_forward out of the first token " + s.text(),
                Vector(before.out.begin(), before.out.begin() + C),
-               Vector(qkv.begin() + 2 * C, qkv.begin() + 3 * C), [](size_t) { return 1e-15; });
+               Vector(qkv.begin() + 2 * C, qkv.begin() + 3 * C), 1e-15);
     for (int t = 0; t < T; t++) {
         Vector changed = qkv;
         for (int i = 0; i < 3 * C; i++) { changed[(size_t)t * 3 * C + i] += 1; }
@@ -613,7 +611,7 @@ TEST_CASE("classifier_forward: -log softmax of the target, ignored rows, padded 
         classifier_forward_cpu(losses.data(), predicted.data(), logits.data(), targets.data(), N, V, Vp);
         std::string shape = fmt::format("N={} V={} Vp={}", N, V, Vp);
         check_near("classifier_forward losses " + shape, losses, expected,
-                   [&](size_t) { return kDoubleRoundoff * (V + 8 + 20 * scale); });  // logits below 5 scale
+                   kDoubleRoundoff * (V + 8 + 20 * scale));  // logits below 5 scale
         CHECK_MESSAGE(predicted == best, ("classifier_forward predicted " + shape));
     }
 }
@@ -627,7 +625,7 @@ TEST_CASE("classifier_forward: logits of 1e4, and ties go to the lowest index") 
     CHECK(predicted == std::vector<int32_t>{1, 0, 0, 2});
     double last = std::log(2 + std::exp(-1.0) + std::exp(-2.0)) + 2;
     check_near("classifier_forward losses N=4 V=4 Vp=4", losses,
-               Vector{std::log(2), std::log(4), std::log(4), last}, [](size_t) { return 1e-6; });
+               Vector{std::log(2), std::log(4), std::log(4), last}, 1e-6);
     targets[0] = 0;  // the least probable of all: 2e4 nats and no infinity
     classifier_forward_cpu(losses.data(), nullptr, logits.data(), targets.data(), 1, 4, 4);
     CHECK(std::fabs(losses[0] - 20000.693f) < 0.01f);

@@ -52,16 +52,20 @@ std::vector<To> convert(const std::vector<From>& x) {
     return std::vector<To>(x.begin(), x.end());
 }
 
-// every element within bound(i) of what is expected; NaN is outside of any bound
+// every element within its bound (a number, one for each, or a function of the index) of what is expected; NaN is in none
 template <typename Found, typename Expected, typename Bound>
-void check_near(const std::string& name, const std::vector<Found>& found,
-                const std::vector<Expected>& expected, Bound bound) {
+void check_near(const std::string& name, const Found& found, const Expected& expected, const Bound& bound) {
     REQUIRE_MESSAGE(found.size() == expected.size(), name);
+    const auto bound_of = [&](size_t i) -> double {
+        if constexpr (std::is_arithmetic_v<Bound>) { return bound; }
+        if constexpr (std::is_invocable_v<Bound, size_t>) { return bound(i); }
+        if constexpr (requires { bound.size(); }) { return bound[i]; }
+    };
     double worst = 0;  // error / bound
     size_t at = 0;
     for (size_t i = 0; i < found.size(); i++) {
         double error = std::fabs((double)found[i] - (double)expected[i]);
-        double ratio = error == 0 ? 0 : error / bound(i);
+        double ratio = error == 0 ? 0 : error / bound_of(i);
         if (std::isnan(ratio)) { ratio = INFINITY; }
         if (ratio > worst) {
             worst = ratio;
@@ -69,7 +73,7 @@ void check_near(const std::string& name, const std::vector<Found>& found,
         }
     }
     CHECK_MESSAGE(worst <= 1, fmt::format("{} at {}: found {:.12g} expected {:.12g} bound {:.3g}", name, at,
-                                          (double)found[at], (double)expected[at], bound(at)));
+                                          (double)found[at], (double)expected[at], bound_of(at)));
 }
 
 // every bit the same
@@ -131,7 +135,7 @@ void check_gradient(const std::string& name, std::vector<double>& x, const std::
         expected[i] = start[i] + d;
         bounds[i] = std::fabs(difference(2 * h) - d) + rounding + 1e-15 * std::fabs(start[i]);
     }
-    check_near(name, gradient, expected, [&](size_t i) { return bounds[i]; });
+    check_near(name, gradient, expected, bounds);
 }
 
 }  // namespace llmc
