@@ -188,8 +188,8 @@ private:
     std::string judge() {
         intact_.clear();
         int64_t best = -1;
-        for (const std::string& name : names_below(plan_.out)) {
-            if (name.size() != 13 || !name.starts_with("step_")) { continue; }
+        for (const std::string& name : names_below(plan_.out, "step_")) {
+            if (name.size() != 13) { continue; }
             CheckpointFacts facts = inspect_checkpoint(plan_.out + "/" + name);
             if (!facts.damage.empty()) {
                 if (!damaged_.contains(name)) { return "damaged by itself: " + facts.damage; }

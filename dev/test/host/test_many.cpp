@@ -360,10 +360,7 @@ TEST_CASE("many ranks: Ctrl-Z stops the launcher and every rank, and fg continue
 TEST_CASE("many ranks: USR1 to the launcher, which passes it on to every rank, saves once") {
     Place p;
     const pid_t pid = p.start_endless("usr1");
-    const auto saved = [&] {
-        return std::ranges::count_if(names_below(p.out("usr1")),
-                                     [](const std::string& n) { return n.starts_with("step_"); });
-    };
+    const auto saved = [&] { return names_below(p.out("usr1"), "step_").size(); };
     kill(pid, SIGUSR1);
     wait_until([&] { return saved() > 0; });
     usleep(1'500'000);  // each rank has told rank 0 by then

@@ -168,9 +168,8 @@ TEST_CASE("signals: USR1 saves and goes on, any number of times") {
     for (int i = 1; i <= 3; i++) {
         kill(pid, SIGUSR1);
         wait_until([&] {
-            const Words names = names_below(p.out);
-            return i <= std::count_if(names.begin(), names.end(), [](const std::string& name) {
-                       return name.starts_with("step_") && !contains(name, ".tmp-");
+            return i <= std::ranges::count_if(names_below(p.out, "step_"), [](const std::string& name) {
+                       return !contains(name, ".tmp-");
                    });
         });
     }

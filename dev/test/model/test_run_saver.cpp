@@ -163,9 +163,7 @@ TEST_CASE("run saver: --patience ends all ranks at one step, resumed or not, and
     const ProgramRun run = r.train("run", patient + "30");
     const auto check_ended = [&](const std::string& name, const Words& checkpoints) {
         CAPTURE(name);
-        Words found = names_below(r / name);
-        std::erase_if(found, [](const std::string& file) { return !file.starts_with("step_"); });
-        CHECK(found == checkpoints);
+        CHECK(names_below(r / name, "step_") == checkpoints);
         const std::string log = read_bytes(r / name + "/log.jsonl"),
                           end = log.substr(log.rfind('\n', log.size() - 2) + 1);
         CHECK(end.starts_with("{\"event\":\"end\",\"step\":9,"));

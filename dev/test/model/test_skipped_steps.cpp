@@ -34,8 +34,7 @@ struct DivergingRuns : Runs {
 
     // all that is saved can be loaded, which checks every number
     void check_saved_is_finite() const {
-        for (const std::string& name : names_below(*this / "run")) {
-            if (!name.starts_with("step_")) { continue; }
+        for (const std::string& name : names_below(*this / "run", "step_")) {
             GPT2Cpu model(kConfig, 1, 2);
             Error error =
                 error_of([&] { load_checkpoint(Checkpoint(*this / "run/" + name), writer(&model)); });

@@ -171,12 +171,12 @@ std::vector<Json> read_log(const std::string& run_folder, bool with_times) {
 
 bool same_files(const std::string& a, const std::string& b) { return read_bytes(a) == read_bytes(b); }
 
-Words names_below(const std::string& folder) {
+Words names_below(const std::string& folder, const std::string& start) {
     Words names;
     std::error_code ignored;
     for (const auto& entry : fs::directory_iterator(folder, ignored)) {
         std::string name = entry.path().filename().string();
-        if (name != ".lock") { names.push_back(name); }
+        if (name != ".lock" && name.starts_with(start)) { names.push_back(name); }
     }
     std::sort(names.begin(), names.end());
     return names;

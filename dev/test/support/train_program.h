@@ -81,8 +81,8 @@ std::vector<Json> read_log(const std::string& run_folder, bool with_times = fals
 // compared here, so that a failure does not print them
 bool same_files(const std::string& a, const std::string& b);
 
-// names in a folder, sorted, without the lock of a run; none if there is no such folder
-Words names_below(const std::string& folder);
+// names in a folder that begin like this, sorted, without the lock of a run; none if there is no such folder
+Words names_below(const std::string& folder, const std::string& start = "");
 
 // a folder with data, and tiny runs in it, each in a folder of its name, that share options
 struct Runs {
