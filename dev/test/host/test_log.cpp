@@ -1,8 +1,8 @@
 // A run's log: the step line on a terminal of any width, the times in it, log.jsonl and what a resume keeps of it, also where
 // the disk fails; and report.html, small, whole after any kill, and safe to open (in a browser: dev/test/report_page.py).
 #include <pty.h>
-#include <sys/ioctl.h>
-#include <sys/wait.h>
+#include <unistd.h>
+#include <utmp.h>
 #include <chrono>
 #include <cmath>
 #include <thread>
@@ -58,28 +58,21 @@ std::string events_of(const std::string& run) {
 }
 
 // what the program draws on a terminal of that width and kind, while it runs
-std::string on_terminal(const Words& options, unsigned short columns, const char* kind = "xterm") {
-    Words all = {train_program()};
-    all.insert(all.end(), options.begin(), options.end());
-    std::vector<char*> argv;
-    for (std::string& word : all) { argv.push_back(word.data()); }
-    argv.push_back(nullptr);
-    int terminal = -1;
-    winsize size = {24, columns, 0, 0};
-    const pid_t pid = forkpty(&terminal, nullptr, nullptr, &size);
-    if (pid == 0) {
-        setenv("OMP_NUM_THREADS", "1", 1);
+std::string on_terminal(const std::string& folder, const std::string& more, unsigned short columns,
+                        const char* kind = "xterm") {
+    int terminal = -1, inside = -1;
+    const winsize size = {24, columns, 0, 0};
+    REQUIRE(openpty(&terminal, &inside, nullptr, nullptr, &size) == 0);
+    const pid_t pid = start_prepared(folder, tiny_run(folder, more), [=] {
+        close(terminal);
+        login_tty(inside);
         setenv("TERM", kind, 1);
-        execv(argv[0], argv.data());
-        _exit(127);
-    }
-    REQUIRE(pid > 0);
+    });
+    close(inside);
     std::string text;
     char bytes[4096];
     for (ssize_t n; (n = read(terminal, bytes, sizeof(bytes))) > 0;) { text.append(bytes, (size_t)n); }
-    int status = 0;
-    CHECK(waitpid(pid, &status, 0) == pid);
-    CHECK(WEXITSTATUS(status) == 0);
+    CHECK(finish_train(folder, pid).exit_code == kExitDone);
     close(terminal);
     return text;
 }
@@ -133,9 +126,9 @@ TEST_CASE("step line: on terminals of 60, 80 and 120 columns") {
     const std::string more = "--sample-every 0 --val-every 0 --out ";
     for (auto [columns, fewest] :
          {std::pair{60, 4}, {80, 5}, {120, 7}}) {  // the fewest fields that are shown
-        const std::string text =
-            on_terminal(tiny_run(p.folder.path(), "--steps 30 " + more + p.folder / std::to_string(columns)),
-                        (unsigned short)columns);
+        const std::string run = p.folder / std::to_string(columns),
+                          text = on_terminal(p.folder.path(), "--steps 30 " + more + run,
+                                             (unsigned short)columns);
         int lines = 0;
         for (size_t at = 0; (at = text.find("\r\033[Kstep ", at)) != std::string::npos; at++) {
             const size_t begin = at + 4, end = text.find_first_of("\r\n", begin);
@@ -149,7 +142,7 @@ TEST_CASE("step line: on terminals of 60, 80 and 120 columns") {
         CHECK(lines == 30);
     }
     // one that knows no control sequences gets plain lines
-    const std::string text = on_terminal(tiny_run(p.folder.path(), "--steps 2 " + more + p.run), 80, "dumb");
+    const std::string text = on_terminal(p.folder.path(), "--steps 2 " + more + p.run, 80, "dumb");
     CHECK_FALSE(contains(text, "\033"));
     CHECK(contains(text, "\nstep 2/2 | loss "));
 }
