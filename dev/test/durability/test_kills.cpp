@@ -52,8 +52,6 @@ public:
         reference_ = std::make_unique<Reference>(shop_ / "reference");
     }
     const std::vector<Call>& calls() const { return calls_; }
-    const Workshop& shop() const { return shop_; }
-    const Scenario& scenario() const { return s_; }
 
     void prepare(const std::string& run) const {
         if (s_.made > 0) { copy_folder(shop_ / "before", shop_ / run); }
@@ -115,54 +113,48 @@ private:
     std::unique_ptr<Reference> reference_;
 };
 
-void try_all(const std::string& what, const Stage& stage, std::vector<Injection> all) {
-    // of new runs, whose calls are nearly the same, each takes a third of what is tried
-    if (suite_part > 1 && stage.scenario().made == 0) {
-        const int64_t third = &stage.scenario() - kScenarios;
-        std::erase_if(all, [&](const Injection& one) { return one.at % 3 != third; });
+// in every scenario, at every system call, what add(call, its number, &all) gives for it
+template <typename Add>
+void try_all(const std::string& what, const Add& add) {
+    if (!can_trace()) { return; }
+    for (const Scenario& scenario : kScenarios) {
+        const Stage stage(scenario);
+        std::vector<Injection> all;
+        for (size_t i = 0; i < stage.calls().size(); i++) { add(stage.calls()[i], (int64_t)i + 1, &all); }
+        // of new runs, whose calls are nearly the same, each takes a third of what is tried
+        if (suite_part > 1 && scenario.made == 0) {
+            const int64_t third = &scenario - kScenarios;
+            std::erase_if(all, [&](const Injection& one) { return one.at % 3 != third; });
+        }
+        try_each(fmt::format("{}: {}", what, scenario.name), (int64_t)all.size(),
+                 [&](int64_t i) { return stage.try_one(fmt::format("run{}", i), all[(size_t)i]); });
     }
-    try_each(fmt::format("{}: {}", what, stage.scenario().name), (int64_t)all.size(),
-             [&](int64_t i) { return stage.try_one(fmt::format("run{}", i), all[(size_t)i]); });
 }
 
 }  // namespace
 
 TEST_CASE("kill: at every system call of a run and in the middle of every write") {
-    if (!can_trace()) { return; }
-    for (const Scenario& scenario : kScenarios) {
-        Stage stage(scenario);
-        std::vector<Injection> all;
-        for (size_t i = 0; i < stage.calls().size(); i++) {
-            const Call& c = stage.calls()[i];
-            all.push_back({Fault::kKill, (int64_t)i + 1});
-            if (c.name == "write" && c.bytes > 1) { all.push_back({Fault::kTorn, (int64_t)i + 1}); }
-        }
-        try_all("kill", stage, all);
-    }
+    try_all("kill", [](const Call& c, int64_t at, std::vector<Injection>* all) {
+        all->push_back({Fault::kKill, at});
+        if (c.name == "write" && c.bytes > 1) { all->push_back({Fault::kTorn, at}); }
+    });
 }
 
 TEST_CASE("error: of the system, at every system call") {
-    if (!can_trace()) { return; }
     const std::map<std::string, std::vector<int>> errors = {{"write", {ENOSPC, EINTR}},
                                                             {"create", {ENOSPC}},
                                                             {"mkdir", {ENOSPC}},
                                                             {"open", {EIO, EMFILE}},
                                                             {"flock", {EINTR}}};
-    for (const Scenario& scenario : kScenarios) {
-        Stage stage(scenario);
-        std::vector<Injection> all;
-        for (size_t i = 0; i < stage.calls().size(); i++) {
-            const Call& c = stage.calls()[i];
-            auto found = errors.find(c.name);
-            for (int error : found != errors.end() ? found->second : std::vector<int>{EIO}) {
-                all.push_back({Fault::kError, (int64_t)i + 1, error});
-            }
-            if (c.name == "write" && c.bytes > 1) { all.push_back({Fault::kShort, (int64_t)i + 1}); }
-            // a disk that is full from here on
-            if (c.name == "write") { all.push_back({Fault::kError, (int64_t)i + 1, ENOSPC, true}); }
+    try_all("error", [&](const Call& c, int64_t at, std::vector<Injection>* all) {
+        auto found = errors.find(c.name);
+        for (int error : found != errors.end() ? found->second : std::vector<int>{EIO}) {
+            all->push_back({Fault::kError, at, error});
         }
-        try_all("error", stage, all);
-    }
+        if (c.name == "write" && c.bytes > 1) { all->push_back({Fault::kShort, at}); }
+        // a disk that is full from here on
+        if (c.name == "write") { all->push_back({Fault::kError, at, ENOSPC, true}); }
+    });
 }
 
 // ---- writers -----------------------------------------------------------------------------------
