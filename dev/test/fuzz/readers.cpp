@@ -16,7 +16,6 @@
 #include "data/inputs.h"
 #include "dev/test/support/debug_state.h"
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/floats.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/log/run_log.h"
@@ -25,7 +24,6 @@
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/folder.h"
 
 namespace llmc {
 

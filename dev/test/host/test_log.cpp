@@ -10,7 +10,6 @@
 #include "dev/test/support/test_options.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/log/run_log.h"
-#include "llmc/host/options/options.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/trainer.h"

@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "dev/test/support/compare_state.h"
-#include "dev/test/support/test_files.h"
 #include "dev/test/support/test_options.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/options/table.h"

@@ -8,7 +8,6 @@
 #include <cerrno>
 
 #include "dev/test/support/many_ranks.h"
-#include "dev/test/support/train_program.h"
 #include "llmc/host/files/file_io.h"
 
 using namespace llmc;

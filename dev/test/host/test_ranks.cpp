@@ -12,8 +12,6 @@
 
 #include "dev/test/support/many_ranks.h"
 #include "llmc/host/ranks/comm.h"
-#include "llmc/host/ranks/ranks.h"
-#include "llmc/host/ranks/rendezvous.h"
 #include "llmc/host/ranks/watchdog.h"
 #include "llmc/model/cpu/gradient_sums.h"
 

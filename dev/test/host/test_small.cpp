@@ -4,7 +4,6 @@
 
 #include "dev/test/support/compare.h"
 #include "dev/test/support/test_options.h"
-#include "llmc/host/base/philox.h"
 #include "llmc/host/base/resources.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/options/choices.h"

@@ -3,11 +3,9 @@
 #include <cstring>
 
 #include "dev/test/support/any_model.h"
-#include "dev/test/support/test_files.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/model/cpu/gpt2.h"
-#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 
 using namespace llmc;

@@ -14,7 +14,6 @@
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
-#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 #include "llmc/model/run/trainer.h"
 

@@ -3,8 +3,6 @@
 #include <cmath>
 #include <set>
 
-#include <doctest/doctest.h>
-
 #include "dev/test/support/model_tests.h"
 #include "dev/test/support/reference_model.h"
 #include "dev/test/support/train_program.h"

@@ -5,7 +5,6 @@
 #include "dev/test/support/train_program.h"
 #include "llmc/model/cpu/fp8_rounding.h"
 #include "llmc/model/cpu/gpt2.h"
-#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/gpu/fp8_blocks.cuh"
 #include "llmc/model/run/plan.h"
 

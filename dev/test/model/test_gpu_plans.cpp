@@ -3,7 +3,6 @@
 #include <tuple>
 
 #include "dev/test/support/many_ranks.h"
-#include "dev/test/support/test_files.h"
 #include "llmc/host/files/json.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/profile/step_profile.h"

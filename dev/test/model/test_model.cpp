@@ -1,10 +1,8 @@
 // The CPU model and, apart from it, the reference that judges the GPU's: values, batches, steps, roundings, the same
 // bits.
-#include "dev/test/support/any_model.h"
 #include "dev/test/support/compare_state.h"
 #include "dev/test/support/model_tests.h"
 #include "dev/test/support/reference_model.h"
-#include "dev/test/support/test_files.h"
 #include "llmc/model/cpu/gpt2.h"
 
 using namespace llmc;

@@ -4,12 +4,10 @@
 #include <random>
 
 #include "dev/test/support/model_tests.h"
-#include "dev/test/support/test_files.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/tokens/tokenizer.h"
 #include "llmc/model/cpu/gpt2.h"
-#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/formats/hf_model.h"
 #include "llmc/model/run/hf_export.h"
 

@@ -13,7 +13,6 @@
 #include "llmc/host/options/table.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
-#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/data.h"
 #include "llmc/model/run/folder.h"
 

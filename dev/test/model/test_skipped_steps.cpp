@@ -8,7 +8,6 @@
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/eval/validation.h"
-#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/trainer.h"
 
 using namespace llmc;

@@ -7,7 +7,6 @@
 #include "dev/test/support/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
-#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/plan.h"
 
 using namespace llmc;

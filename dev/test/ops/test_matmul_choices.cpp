@@ -1,7 +1,6 @@
 // The file of --tune-gemm, and the rule by which an algorithm is chosen.
 #include <set>
 
-#include "dev/test/support/test_files.h"
 #include "dev/test/support/test_options.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/tokens/dataloader.h"

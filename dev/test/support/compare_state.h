@@ -8,7 +8,6 @@
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/debug_state.h"
-#include "llmc/host/base/error.h"
 #include "llmc/model/run/folder.h"
 
 namespace llmc {

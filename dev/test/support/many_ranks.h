@@ -6,7 +6,6 @@
 #include <map>
 #include <sstream>
 
-#include "dev/test/support/test_files.h"
 #include "dev/test/support/train_program.h"
 #include "llmc/host/ranks/ranks.h"
 #include "llmc/host/ranks/rendezvous.h"

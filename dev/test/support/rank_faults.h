@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "dev/test/support/many_ranks.h"
-#include "dev/test/support/train_program.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 

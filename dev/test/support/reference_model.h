@@ -16,7 +16,6 @@
 #include <span>
 #include <vector>
 
-#include "llmc/host/base/error.h"
 #include "llmc/host/base/fp8.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/model/fp8_tensors.h"
