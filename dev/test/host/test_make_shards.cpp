@@ -183,8 +183,7 @@ TEST_CASE_FIXTURE(InFolder, "make_shards: files, folders and standard input") {
                     "printf stdin |");
     check_done(run);
     CHECK(documents_of(folder / "o_train_*.bin") == Documents{"a", "b/c/x", "z", "stdin", "a"});
-    CHECK(contains(run.out, "documents (one per file): 5"));
-    CHECK(contains(run.out, "--train-data"));
+    check_holds(run.out, {"documents (one per file): 5", "--train-data"});
 }
 
 TEST_CASE_FIXTURE(InFolder, "make_shards: JSON lines: the named text of each is a document") {

@@ -172,23 +172,19 @@ TEST_CASE("dropout: runs of any ranks, and those that go on, have the same bits;
     Runs runs(
         "--channels 32 --layers 2 --heads 2 --seq-len 12 --batch 2 --sample-every 0 --val-every 2 --quiet "
         "--dropout 0.3 --total-batch 96 --reduce-groups 4 --steps 4");
-    const auto train = [&](const std::string& out, const std::string& more) {
-        const ProgramRun run = runs.train(out, more);
-        return run.out + run.err;
-    };
-    CHECK(contains(train("one", "--save-every 2"), ", clip 1, dropout 0.3\n"));
-    for (const char* ranks : {"2", "4"}) {
-        train(std::string("ranks") + ranks, std::string("--ranks ") + ranks);
-        runs.check_same(std::string("ranks") + ranks, "one");
+    check_holds(runs.train("one", "--save-every 2").out, {", clip 1, dropout 0.3\n"});
+    for (const std::string ranks : {"2", "4"}) {
+        runs.train("ranks" + ranks, "--ranks " + ranks);
+        runs.check_same("ranks" + ranks, "one");
     }
     const std::string from = "--resume " + runs.step("one", 2);
-    train("resumed", from);
+    runs.train("resumed", from);
     CHECK(same_files(runs / "resumed/model.bin", runs / "one/model.bin"));
-    CHECK(contains(train("other", from + " --dropout 0.1"), "dropout was 0.3, is 0.1 from here on\n"));
+    check_holds(runs.train("other", from + " --dropout 0.1").err, {"dropout was 0.3, is 0.1 from here on\n"});
     CHECK_FALSE(same_files(runs / "other/model.bin", runs / "one/model.bin"));
     // micro-batches of another size: the same masks, and sums in another order
-    train("whole", "--batch 8 --reduce-groups 1");
-    train("none", "--dropout 0");
+    runs.train("whole", "--batch 8 --reduce-groups 1");
+    runs.train("none", "--dropout 0");
     const auto first_loss = [&](const std::string& run) {
         return read_log(runs / run)[1]["train_loss"].get<double>();
     };

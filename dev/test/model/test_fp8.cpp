@@ -122,22 +122,17 @@ TEST_CASE_FIXTURE(InFolder, "fp8: maxima that cannot be are refused") {
 TEST_CASE("fp8: a run goes on without it and with it, and says so; ranks give the same bits") {
     Runs runs(
         "--channels 32 --layers 2 --heads 2 --seq-len 12 --batch 2 --sample-every 0 --val-every 0 --quiet");
-    const auto train = [&](const std::string& out, const std::string& more) {
-        const ProgramRun run = runs.train(out, more);
-        return run.out + run.err;
-    };
-    train("whole", "--fp8 --steps 4");
-    train("part", "--fp8 --steps 4 --save-every 2");
-    train("resumed", "--fp8 --steps 4 --resume " + runs.step("part", 2));
+    runs.train("whole", "--fp8 --steps 4");
+    runs.train("part", "--fp8 --steps 4 --save-every 2");
+    runs.train("resumed", "--fp8 --steps 4 --resume " + runs.step("part", 2));
     CHECK(same_files(runs / "resumed/model.bin", runs / "whole/model.bin"));
-    CHECK(contains(train("plain", "--steps 4 --save-every 2 --resume " + runs.step("part", 2)),
-                   "fp8 was true, is false"));
+    check_run(runs.run("plain", "--steps 4 --save-every 2 --resume " + runs.step("part", 2)), kExitDone,
+              {"fp8 was true, is false"});
     CHECK_FALSE(same_files(runs / "plain/model.bin", runs / "whole/model.bin"));
-    CHECK(contains(train("back", "--fp8 --steps 6 --resume " + runs.step("plain", 4)),
-                   "fp8 was false, is true"));
-    for (const char* ranks : {"2", "4"}) {
-        train(std::string("ranks") + ranks,
-              std::string("--fp8 --steps 3 --total-batch 96 --reduce-groups 4 --ranks ") + ranks);
+    check_run(runs.run("back", "--fp8 --steps 6 --resume " + runs.step("plain", 4)), kExitDone,
+              {"fp8 was false, is true"});
+    for (const std::string ranks : {"2", "4"}) {
+        runs.train("ranks" + ranks, "--fp8 --steps 3 --total-batch 96 --reduce-groups 4 --ranks " + ranks);
     }
     runs.check_same("ranks4", "ranks2");
 }

@@ -127,8 +127,8 @@ TEST_CASE("run folder: checkpoints of other runs and under other names are not t
     copy_folder(r.step("run", 4), r.step("run", 7));
     ProgramRun run = r.train("run", 8, "--resume auto");
     CHECK(contains(run.out, "weights    | " + r.step("run", 4)));
-    CHECK(contains(run.err, r.step("run", 6) + ": of another run"));
-    CHECK(contains(run.err, r.step("run", 7) + ": its name says step 7, run.json 4"));
+    check_holds(run.err, {r.step("run", 6) + ": of another run",
+                          r.step("run", 7) + ": its name says step 7, run.json 4"});
     CHECK(fs::exists(r.step("run", 6) + ".foreign"));
     r.train("whole", 8);
     CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
@@ -239,10 +239,9 @@ TEST_CASE("run folder: a run that ended before its first save begins again with 
     const std::string second = r.killed_before_a_save("run", "--resume auto");
     write_bytes(r / "run/model.bin", "of a disk that had no room for a checkpoint");
     ProgramRun run = r.train("run", 6, "--resume auto");
-    CHECK(contains(run.err, "now " + r / "run/model.bin.unsaved\n"));
+    check_holds(run.err, {"now " + r / "run/model.bin.unsaved\n", r / "run: its run has saved nothing yet",
+                          "now " + r / "run/log.jsonl.unsaved-2\n"});
     CHECK(read_bytes(r / "run/model.bin.unsaved") == "of a disk that had no room for a checkpoint");
-    CHECK(contains(run.err, r / "run: its run has saved nothing yet"));
-    CHECK(contains(run.err, "now " + r / "run/log.jsonl.unsaved-2\n"));
     CHECK((read_bytes(r / "run/log.jsonl.unsaved") == first));
     CHECK((read_bytes(r / "run/log.jsonl.unsaved-2") == second));
     CHECK((read_log(r / "run") == read_log(r / "whole")));

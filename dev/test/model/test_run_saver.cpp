@@ -255,8 +255,7 @@ TEST_CASE("run saver: in the background it writes what the model was") {
     // one at a time: the second waits for the first
     said = s.save(4, false) + s.save(5, false);
     said += printed_by([&] { s.saver->wait(); });
-    CHECK(contains(said, "step 4 | saved"));
-    CHECK(contains(said, "step 5 | saved"));
+    check_holds(said, {"step 4 | saved", "step 5 | saved"});
     said = s.save(6, false);
     for (int wait = 0; wait < 5000 && said.empty(); wait++) {
         usleep(1000);
@@ -268,8 +267,7 @@ TEST_CASE("run saver: in the background it writes what the model was") {
         const NoThreads limit;
         said = s.save(7, false);
     }
-    CHECK(contains(said, "step 7 | no thread"));
-    CHECK(contains(said, "step 7 | saved"));
+    check_holds(said, {"step 7 | no thread", "step 7 | saved"});
     // numbers that are not finite are noticed then
     const float bad = NAN;
     s.model.load(State::kSecondMoment, kLnfb, 3, {&bad, 1});
@@ -309,9 +307,7 @@ TEST_CASE("run saver: a save in the background that fails is told of, and so is 
             setrlimit(RLIMIT_FSIZE, &limit);
         }));
     CHECK(run.exit_code == kExitSaveFailed);
-    for (const char* step : {"step 1", "step 2", "step 3", "step 4"}) {
-        CHECK_MESSAGE(contains(run.out, std::string(step) + " | SAVE FAILED"), run.out);
-    }
+    for (int step : {1, 2, 3, 4}) { check_holds(run.out, {fmt::format("step {} | SAVE FAILED", step)}); }
     const std::string out = r / "stopped";
     const pid_t pid = r.start("stopped", "--steps 100000000 --save-every 5 --keep 2");
     wait_until([&] { return fs::exists(r.step("stopped", 10)); });
