@@ -233,8 +233,7 @@ TEST_CASE("data loader: one window of exactly T + 1 tokens; one less is an error
     CHECK(error_of([&] { loader.read(0, 0, &batch); }).exit_code == kExitUsage);
 }
 
-TEST_CASE("a token id outside the vocabulary is named with file and place, in training and in validation") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "a token outside the vocabulary is named by file and place, in validation, too") {
     Tokens tokens = ascending(64, 0);
     write_bytes(folder / "a.bin", header_bytes({20240520, 1, 64, 200}) + token_bytes(tokens));
     tokens[37] = 200;
@@ -324,9 +323,7 @@ std::vector<int> predicted(const ValidationData& data, int B) {
 
 }  // namespace
 
-TEST_CASE(
-    "validation: each token but the first of a shard once, up to max_tokens, whatever T, B and alignment") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "validation: each token but a shard's first once, whatever T, B and alignment") {
     write_three_shards(folder);
     std::vector<int> all;
     for (int place = 1; place < 171; place++) {

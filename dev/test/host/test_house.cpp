@@ -101,8 +101,7 @@ TEST_CASE("rooms: what the CPU's programs and tests include needs no header of C
     CHECK(seen.contains("llmc/model/state_shares.h"));
 }
 
-TEST_CASE("rooms: the ratchet lets no room grow, and no number unless the commit says house:") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "rooms: the ratchet lets no room grow, no number unless the commit says house:") {
     fs::copy_file("dev/test/ratchet.py", folder / "ratchet.py");
     const auto run = [&](const std::string& script) {
         return run_train(folder.path(), {"-c", "cd " + folder.path() + " && " + script}, "/bin/sh");
@@ -169,8 +168,7 @@ TEST_CASE_FIXTURE(InFolder, "faults: whole lines are replaced, and every key is 
     CHECK(run.out == "test_gpt2cu\n");
 }
 
-TEST_CASE("faults: what does not fit the sources or the form is refused, and changes nothing") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "faults: what does not fit sources or form is refused, and changes nothing") {
     const std::string one = block("-one\n");
     for (const auto& [table, message] : std::initializer_list<std::pair<std::string, const char*>>{
              {block("-  two\n+2\n"), "faults.txt:1: the lines to find stand 2 times"},

@@ -101,8 +101,7 @@ TEST_CASE_FIXTURE(InFolder, "make_shards: what a document is") {
     }
 }
 
-TEST_CASE("make_shards: validation is the last documents, or the end of a long one; nothing is lost") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: validation is the last documents, or a long one's end; all stays") {
     const std::string in = folder / "text", out = folder / "t";
     Documents train, val;
     const auto split = [&](const std::string& text, const std::string& options, size_t trained,
@@ -216,9 +215,7 @@ TEST_CASE_FIXTURE(InFolder, "make_shards: JSON lines: the named text of each is 
     CHECK(contains(run.out, "--json-field"));
 }
 
-TEST_CASE(
-    "make_shards: half of a surrogate pair is U+FFFD; bad JSON lines are named, or skipped and counted") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: half a surrogate is U+FFFD; bad JSON lines are named or skipped") {
     const std::string in = folder / "in.jsonl",
                       out = " --json-field text --val-fraction 0 --out " + (folder / "t");
     std::string deep = "1";
@@ -259,8 +256,7 @@ TEST_CASE(
     CHECK_FALSE(contains(run.out, "line 8"));
 }
 
-TEST_CASE("make_shards: what is no text is refused by what it is, whole or byte by byte, unless --as-is") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: what is no text is refused, whole or bytewise, unless --as-is") {
     const std::string file = folder / "text.txt", out = " --out " + (folder / "o/t");
     for (const auto& [bytes, says] : std::initializer_list<std::pair<std::string, std::string>>{
              {"\x1f\x8b\x08\x08 gzip", "gzip: zcat unpacks it"},
@@ -379,9 +375,7 @@ TEST_CASE("make_shards: help teaches") {
     CHECK(make_shards("--help > /dev/full").exit_code == kExitSaveFailed);
 }
 
-TEST_CASE(
-    "make_shards: a text without a space is cut between words, before a character, or before a document") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: a text without a space is cut at words, characters or documents") {
     const Tokenizer t = Tokenizer::load(kTokenizer);
     REQUIRE(t.encode("er").size() == 1);  // and two tokens if it is cut
     const auto repeated = [](const std::string& unit, size_t bytes) {
@@ -457,8 +451,7 @@ TEST_CASE_FIXTURE(InFolder, "make_shards: with a tokenizer, the documents have i
 
 // ---- sets ---------------------------------------------------------------------------------------
 
-TEST_CASE("shard sets: all shards of a run are of one set, which depends on the text alone") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "shard sets: all shards of a run are one set, which depends on the text alone") {
     make_set(folder, "a", "twelve bytes");
     make_set(folder, "b", "twelve bytes");
     make_set(folder, "c", "twelve bits.");
@@ -508,9 +501,7 @@ TEST_CASE_FIXTURE(InFolder, "shard sets: a mixture is refused at every point of 
     check_trains(kExitDone, "of their set 1 more are missing");
 }
 
-TEST_CASE(
-    "shard sets: validation data among the training data is noted, by its path or as a copy of its set") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "shard sets: validation data among the training data is noted, a copy as well") {
     make_set(folder, "x", "twelve bytes");
     const std::string val = folder / "x_val_000000.bin", train = folder / "x_train_*.bin";
     fs::create_symlink(val, folder / "link.bin");
@@ -576,8 +567,7 @@ TEST_CASE_FIXTURE(InFolder, "shard sets: an input that a shard would replace is 
     CHECK(read_bytes(notes) == "notes\n");
 }
 
-TEST_CASE("make_shards: parts of exact sizes, and without ends of text the input and nothing else") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_shards: parts of exact sizes; without ends of text the input alone") {
     const std::string text = "one\n\ntwo\n\nthree\n\nforty bytes four tens.\n", in = folder / "text",
                       out = " --out " + folder / "t";
     write_bytes(in, text);
@@ -610,8 +600,7 @@ TEST_CASE("make_shards: parts of exact sizes, and without ends of text the input
                 in + ": found 40 tokens, expected the 42 of --parts");
 }
 
-TEST_CASE("make_corpus: a bad option is named, a seed of over 64 bits refused, and what is lost is said") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "make_corpus: bad options are named, long seeds refused, what is lost is said") {
     const std::string program = program_path("data/make_corpus");
     const auto make_corpus = [&](const std::string& options) {
         return run_train(folder.path(), words(options), program);

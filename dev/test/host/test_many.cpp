@@ -256,8 +256,7 @@ TEST_CASE("many ranks: what is predicted right is counted whichever rank saw it"
     CHECK_MESSAGE(std::stod(lines[0].substr(17)) > 50, lines[0]);
 }
 
-TEST_CASE(
-    "many ranks: a rank that waits says so, and one that an earlier job has left does not end the next") {
+TEST_CASE("many ranks: a rank that waits says so; one that an earlier job has left does not end the next") {
     Place p;
     const auto start = [&](const std::string& name, int rank, const std::string& more) {
         fs::create_directories(p.folder / name);

@@ -5,9 +5,7 @@
 
 using namespace llmc;
 
-TEST_CASE(
-    "many ranks and faults: a rank that is killed or stopped ends the job, and it goes on from what was "
-    "saved") {
+TEST_CASE("many ranks and faults: a rank that is killed or stopped ends the job, which goes on as saved") {
     const char* given = std::getenv("PLUMB_FAULTS");
     RankFaults faults(train_program(), 3);
     faults.several(given != nullptr ? std::stoi(given) : 10);

@@ -508,8 +508,7 @@ TEST_CASE("options: a slip of one letter in a longer name is always met with tha
 
 // ---- other programs ------------------------------------------------------------------------
 
-TEST_CASE(
-    "llm.c's users: files that the test programs are given without --model and --state are not left out") {
+TEST_CASE("llm.c's users: files that the test programs get without --model and --state are not left out") {
     const auto compares = [](Words words) {
         std::vector<char*> argv;
         for (std::string& word : words) { argv.push_back(word.data()); }

@@ -29,8 +29,7 @@ struct Place : Runs {
 
 }  // namespace
 
-TEST_CASE(
-    "overwrites: at its end a run exports into an empty folder, or into the one that it exported to before") {
+TEST_CASE("overwrites: at its end a run exports into an empty folder, or where it exported to before") {
     const Place p;
     const std::string hf = " --export-hf " + p.path("hf");
     REQUIRE(p.train("mine", "--steps 4" + hf).exit_code == kExitDone);
@@ -83,9 +82,7 @@ TEST_CASE("overwrites: a run does not begin in a folder that holds a model") {
     CHECK_FALSE(fs::exists(p.path("models/log.jsonl")));
 }
 
-TEST_CASE(
-    "overwrites: no export goes into a run or a checkpoint, and no tokenizer of another model stays beside "
-    "one") {
+TEST_CASE("overwrites: no export goes into a run or checkpoint, or beside a tokenizer of another model") {
     const Place p;
     REQUIRE(p.train("mine", "--steps 4 --save-every 2").exit_code == kExitDone);
     const std::string step = "mine/step_00000004/", weights = read_bytes(p.path(step + "model.safetensors"));
@@ -166,8 +163,7 @@ TEST_CASE_FIXTURE(InFolder, "run lock: held while it lives, and by whoever comes
                 {folder / "missing/.lock", "cannot make or write"});
 }
 
-TEST_CASE("run lock: a link under a name that can be foreseen leads nobody to the file behind it") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "run lock: a link under a foreseeable name leads nobody to the file behind it") {
     write_bytes(folder / "victim", "precious");
     fs::create_symlink("victim", folder / ".lock");
     RunLock lock;
@@ -180,8 +176,7 @@ TEST_CASE("run lock: a link under a name that can be foreseen leads nobody to th
     CHECK(fs::is_symlink(mine));
 }
 
-TEST_CASE(
-    "run lock: a run whose folder was moved, or whose .lock was removed, ends and writes nothing there") {
+TEST_CASE("run lock: a run whose folder was moved, or .lock removed, ends and writes nothing there") {
     for (bool moves : {true, false}) {
         CAPTURE(moves);
         const Runs r("--steps 4000 --quiet --sample-every 0 --save-every 20 --keep 2");
@@ -197,8 +192,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("run lock: runs that start in the same second without --out have folders of their own") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "run lock: runs without --out in the same second have folders of their own") {
     write_tiny_data(folder.path());
     const std::string program = fs::absolute(train_program());
     std::vector<pid_t> pids;
@@ -247,8 +241,7 @@ TEST_CASE("writable folder: where no folder can be looked at, up to the root, th
     CHECK(WEXITSTATUS(status) == kExitUsage);
 }
 
-TEST_CASE("run lock: a temporary file is removed by the next writer, unless its own is at work") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "run lock: a temporary is removed by the next writer unless its own is at work") {
     const std::string path = folder / "f", mine = path + fmt::format(".tmp-{}", (int)getpid());
     auto is_locked = [](const std::string& name) {  // as another process would find it
         const int fd = open(name.c_str(), O_RDWR | O_CLOEXEC);

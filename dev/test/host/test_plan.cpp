@@ -133,8 +133,7 @@ TEST_CASE("options: each kind of error in a config file") {
     check_bad_config(std::string("batch = 1\0", 10), {"not a text file"});
 }
 
-TEST_CASE("options: the config.toml of a run that was renamed does not go on under the old name") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "options: the config.toml of a renamed run does not go on under the old name") {
     const std::string run = folder / "run", config = run + "/config.toml";
     fs::create_directory(run);
     write_bytes(config, "out = \"" + folder / "old" + "\"\nresume = \"auto\"\n");
@@ -220,8 +219,7 @@ TEST_CASE_FIXTURE(InFolder, "options: own training data is not validated on the 
 
 // ---- what is left open -------------------------------------------------------------------------
 
-TEST_CASE(
-    "auto plan: a small text on the CPU: some epochs, warm-up, a decay to a tenth, each with its reason") {
+TEST_CASE("auto plan: a small text on the CPU: some epochs, warm-up, a decay to a tenth, with reasons") {
     const Chosen c = choose(Options{}, kSmall);
     CHECK(c.optimizer == Optimizer::kMuon);
     CHECK(c.steps == std::llround(4 * 1'010'000 / 1024.0));
@@ -365,8 +363,7 @@ TEST_CASE("auto plan: what was worked out is in config.toml, and a resumed run t
     check_run(train("--resume auto"), kExitUsage, {"--final-lr-fraction"});
 }
 
-TEST_CASE("auto plan: without --model the CPU trains a d3, and a run goes on with the model that it has") {
-    const TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "auto plan: without --model the CPU trains a d3; a run goes on with its model") {
     write_tiny_data(folder.path());
     const std::string run = folder / "run";
     const auto train = [&](const std::string& more) {
@@ -497,10 +494,7 @@ TEST_CASE("llm.c's users: DONE_ files stand for complete checkpoints, and for no
     CHECK(done_files(others / "run").empty());
 }
 
-TEST_CASE(
-    "llm.c's users: an epoch has as many steps as in llm.c, and its last checkpoint the name that scripts "
-    "wait for") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "llm.c's users: an epoch has llm.c's steps, its end the name that is awaited") {
     // three shards of 130 tokens: 3 x 10 windows of 12 + 1 tokens, but 390 / 48 = 8 steps of 4 x 12
     for (int i = 0; i < 3; i++) {
         std::vector<uint16_t> tokens = learnable_tokens(10, 3, (uint64_t)i);

@@ -171,10 +171,7 @@ TEST_CASE_FIXTURE(InFolder, "bpe: files are written and read back") {
     CHECK(read_bytes(folder / "tokenizer.bin") == read_bytes(list / "tokenizer.bin"));
 }
 
-TEST_CASE(
-    "bpe: added tokens are tokens in a prompt, the end of a text may have another name, and all is passed "
-    "on") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "bpe: added tokens are tokens in a prompt; any end of a text; all is passed on") {
     const std::string vocab = changed(read_bytes(kFixture + "/encoder.json"), "<|endoftext|>", "</s>"),
                       merges = read_bytes(kFixture + "/vocab.bpe"),
                       added = "{\"<|user|>\": 457, \"<|user|>\\u00e9 x\": 458}";

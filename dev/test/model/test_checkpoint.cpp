@@ -105,8 +105,7 @@ TEST_CASE("checkpoint: what is saved is loaded, whole and by ranges") {
           12 * 14 * 14 * 3 * 4);
 }
 
-TEST_CASE("checkpoint: its model is Hugging Face's, its moments lie by tensor and element") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: its model is Hugging Face's, moments lie by tensor and element") {
     save_step(folder.path(), 4);
     const std::string path = folder / "step_00000004";
     const GPT2Cpu model = filled_model(4);
@@ -386,8 +385,7 @@ TEST_CASE_FIXTURE(InFolder, "checkpoint: a link under the name of its temporary 
     CHECK(names_below(folder / "elsewhere").empty());
 }
 
-TEST_CASE("checkpoint: numbers that are not finite are not written, and what is there stays") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "checkpoint: what is not finite is not written, and what is there stays") {
     const GPT2Config c = tiny_config();
     GPT2Cpu good = filled_model(2), other(c, 1, 2);
     save_step(folder.path(), 2);

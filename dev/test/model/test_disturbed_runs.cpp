@@ -350,8 +350,7 @@ TEST_CASE("changing files: a limit on the address space ends the program instead
     }
 }
 
-TEST_CASE("threads: as many as OpenMP gives, or a message, and nobody waits for the others for ever") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "threads: as many as OpenMP gives, or a message, and nobody waits for ever") {
     write_tiny_data(folder.path());
     // large enough for OpenBLAS to share a product among threads
     const Words train = words("--train-data " + folder / "train.bin" +

@@ -79,8 +79,7 @@ TEST_CASE("fp8: scales follow from the largest of sixteen steps") {
     CHECK(round_one(1.99f, false) == 1.75f);  // the largest that is left, 1, has room for less than 2
 }
 
-TEST_CASE("fp8: goes on from a checkpoint with the same bits, an evaluation changes nothing") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "fp8: a checkpoint goes on with the same bits, an evaluation changes nothing") {
     GPT2Cpu whole(kConfig, 2, 16, kFp8), before(kConfig, 2, 16, kFp8);
     for (GPT2Cpu* model : {&whole, &before}) { model->init(5); }
     take_steps(&whole, 0, 5);

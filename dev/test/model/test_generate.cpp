@@ -322,8 +322,7 @@ TEST_CASE_FIXTURE(InFolder, "sub-commands: generate") {
     CHECK(run_train(folder.path(), {"generate", folder.path() + "/."}).exit_code == kExitDone);
 }
 
-TEST_CASE("sub-commands: interactive text goes on from all that was written, after an empty line as well") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "sub-commands: interactive text goes on from all before it, empty lines or not") {
     const std::string model = write_random_model(folder / "model.bin", 64);
     const auto generate = [&](const std::string& options, const std::string& typed) {
         write_bytes(folder / "typed", typed);
@@ -342,8 +341,7 @@ TEST_CASE("sub-commands: interactive text goes on from all that was written, aft
           whole.substr(7, 3) + "\n" + whole.substr(10, 3) + "\n" + whole.substr(13, 3) + "\n");
 }
 
-TEST_CASE("sub-commands: a model with more rows than tokens is taken, the rest is never drawn, and kept") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "sub-commands: a model with more rows than tokens never draws them, keeps them") {
     const std::string bpe = "dev/test/fixture/bpe", shard = folder / "t.bin", hf = folder / "hf";
     const std::string padded = write_random_model(folder / "padded.bin", 64, 0.3, 512);
     write_bpe_shard(shard);
@@ -394,9 +392,7 @@ TEST_CASE("sub-commands: a model with more rows than tokens is taken, the rest i
     CHECK(TokenShard(folder / "s_train_000000.bin").vocab_size() == 457);
 }
 
-TEST_CASE(
-    "sub-commands: a text ends where config.json says, and what else it says is kept, by a run as well") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "sub-commands: a text ends where config.json says, the rest of which is kept") {
     const std::string hf = folder / "hf", out = folder / "out", shard = folder / "t.bin",
                       run = folder / "run";
     const auto succeeds = [&](const Words& command) { return run_well(folder.path(), command).out; };
@@ -468,10 +464,7 @@ TEST_CASE(
     check_run(run_train(folder.path(), {"generate", hf}), kExitUsage, {"give a --prompt"});
 }
 
-TEST_CASE(
-    "sub-commands: a checkpoint's weights are used without its optimizer's moments, not if they are "
-    "damaged") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "sub-commands: weights are used without their moments, but not if damaged") {
     const std::string run = folder / "run", step = run + "/step_00000003";
     write_token_shard(folder / "train.bin", std::vector<uint16_t>(400, 7), 257);
     run_well(folder.path(), words("--train-data " + (folder / "train.bin") +
@@ -543,8 +536,7 @@ TEST_CASE_FIXTURE(InFolder, "eval --stride: each token once, from what a row of 
               {"--stride needs --data"});
 }
 
-TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated, with its own tokenizer") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "sub-commands: a run is exported, read back, trained on and evaluated") {
     const Tokenizer t = Tokenizer::load("dev/test/fixture/bpe");
     std::vector<uint16_t> tokens = {456};
     for (int i = 0; i < 400; i++) {

@@ -218,8 +218,7 @@ TEST_CASE_FIXTURE(InFolder, "make_hellaswag: what is wrong is named with its lin
 }
 
 // A loss that is a function of the token that is predicted: id / 100.
-TEST_CASE("HellaSwag: the lowest sum and the lowest mean; rows that are too long keep their end; a stop") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "HellaSwag: the lowest sum and mean; rows too long keep their end; a stop") {
     const std::string path = folder / "questions.bin";
     EvalFileWriter out(257);
     out.add(0, {200, 201}, {{{90}, {50, 50}, {95}, {60, 60}}}, "");          // sum: 0, mean: 1
@@ -290,8 +289,7 @@ TEST_CASE_FIXTURE(InFolder, "HellaSwag: a model's answers are those of the refer
     CHECK(right != normalised);
 }
 
-TEST_CASE(
-    "sub-commands: eval and training ask HellaSwag's questions; another vocabulary is refused by name") {
+TEST_CASE("sub-commands: eval and training ask HellaSwag's questions; another vocabulary is refused") {
     const Runs r("--lr 0.01 --sample-every 0 --val-every 3");
     write_random(r / "questions.bin", 30, 257, 3);
     write_random(r / "others.bin", 30, 256, 3);

@@ -361,9 +361,7 @@ TEST_CASE("hf model: names without prefix, masks, a tied head and shards are acc
     check_refused(hf, "is missing, which the index expects");
 }
 
-TEST_CASE(
-    "hf model: what is equal, or can be converted, is taken; a NaN has the name that the file gives its "
-    "tensor") {
+TEST_CASE("hf model: what is equal, or can be converted, is taken; a NaN has its tensor's name in the file") {
     const HfFolder folder;
     const auto& [ignored, hf, file, config_file, model] = folder;
     const Parts parts = take_apart(file);

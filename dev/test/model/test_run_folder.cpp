@@ -268,8 +268,7 @@ TEST_CASE("run folder: a checkpoint that lies on another disk, behind a symbolic
     CHECK_MESSAGE(contains(on.out, "| 4 steps = "), on.out);
 }
 
-TEST_CASE("run folder: a run goes on without the model folder and the tokenizer that it began with") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "run folder: a run goes on without the model and tokenizer that it began with") {
     write_token_shard(folder / "train.bin", std::vector<uint16_t>(400, 7), 457);
     fs::copy("dev/test/fixture/bpe", folder / "bpe", fs::copy_options::recursive);
     const auto train = [&](const std::string& more) {

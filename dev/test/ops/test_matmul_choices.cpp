@@ -52,8 +52,7 @@ TEST_CASE("matmul choices: written and read back") {
     CHECK(to_json(read_matmul_choices(folder / "products.json")) == to_json(all));
 }
 
-TEST_CASE("matmul choices: the log's header and a run's settings name the file by its content") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "matmul choices: log header and run's settings name the file by its content") {
     RunPlan plan;
     Options& o = plan.options;
     o.tune_gemm = folder / "products.json";
@@ -73,8 +72,7 @@ TEST_CASE("matmul choices: the log's header and a run's settings name the file b
     CHECK(header().find("\"products\"") == std::string::npos);
 }
 
-TEST_CASE("matmul choices: the plan of a run on a GPU says which, or how to get faster ones") {
-    TempFolder folder;
+TEST_CASE_FIXTURE(InFolder, "matmul choices: the plan of a GPU's run says which, or how to get faster ones") {
     write_tiny_data(folder.path());
     RunPlan plan;
     Options& o = plan.options;
