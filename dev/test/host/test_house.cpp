@@ -44,10 +44,8 @@ TEST_CASE("rooms: every include points to its own room or to one below it in the
         const size_t from = room_of(rooms, path);
         INFO(path.string());
         REQUIRE(from < rooms.size());
-        std::ifstream source(path);
-        for (std::string line; std::getline(source, line);) {
-            const std::string start = "#include \"";
-            if (!line.starts_with(start)) { continue; }
+        const std::string start = "#include \"";
+        for (const std::string& line : lines_with(read_bytes(path), start)) {
             const std::string included = line.substr(start.size(), line.rfind('"') - start.size());
             INFO("includes " << included);
             CHECK(fs::exists(included));
@@ -68,8 +66,7 @@ namespace {
 void check_without_cuda(const std::string& path, std::set<std::string>* seen) {
     if (!seen->insert(path).second) { return; }
     INFO(path);
-    std::ifstream source(path);
-    for (std::string line; std::getline(source, line);) {
+    for (const std::string& line : lines_with(read_bytes(path), "#include ")) {
         for (const char* of_cuda : {"cuda", "cublas", "cupti", "nccl", "cooperative_groups"}) {
             CHECK_FALSE(line.starts_with(std::string("#include <") + of_cuda));
         }
@@ -150,22 +147,21 @@ ProgramRun run_faults(const TempFolder& folder, const std::string& table, const 
 }  // namespace
 
 TEST_CASE_FIXTURE(InFolder, "faults: whole lines are replaced, and every key is read") {
-    ProgramRun run =
-        run_faults(folder, block("-one\n-  two\n+1\n+\n+2\n"), {"plant", "cpu-one", folder.path()});
-    CHECK(run.exit_code == 0);
-    CHECK(read_bytes(folder / "source.h") == "1\n\n2\none more\n  two\nthree\nfour\nfour\nfour\n");
-    run = run_faults(folder, block("-three\n"), {"plant", "cpu-one", folder.path()});
-    CHECK(run.exit_code == 0);
-    CHECK(read_bytes(folder / "source.h") == "one\n  two\none more\n  two\nfour\nfour\nfour\n");
-    run = run_faults(folder, block("change: e mo => y  $1  \\1\n"), {"plant", "cpu-one", folder.path()});
-    CHECK(read_bytes(folder / "source.h") == "one\n  two\nony  $1  \\1re\n  two\nthree\nfour\nfour\nfour\n");
-    run = run_faults(folder, block("-one\n", "expect: a: b  expect: c\n"), {"get", "cpu-one", "expect"});
-    CHECK(run.out == "a: b\nc\n");
-    run = run_faults(folder, block("-one\n", "expect: a  test: x: the y*\n"), {"get", "cpu-one", "run"});
-    CHECK(run.out == "--test-case=x:?the?y*\n");
-    run =
-        run_faults(folder, "fault gpu-x: x\nfile: source.h  expect: x\n-one\n", {"get", "gpu-x", "program"});
-    CHECK(run.out == "test_gpt2cu\n");
+    const auto planted = [&](const std::string& changes) {
+        CHECK(run_faults(folder, block(changes), {"plant", "cpu-one", folder.path()}).exit_code == 0);
+        return read_bytes(folder / "source.h");
+    };
+    CHECK(planted("-one\n-  two\n+1\n+\n+2\n") == "1\n\n2\none more\n  two\nthree\nfour\nfour\nfour\n");
+    CHECK(planted("-three\n") == "one\n  two\none more\n  two\nfour\nfour\nfour\n");
+    CHECK(planted("change: e mo => y  $1  \\1\n") ==
+          "one\n  two\nony  $1  \\1re\n  two\nthree\nfour\nfour\nfour\n");
+    const auto got = [&](const std::string& table, const std::string& fault, const std::string& key) {
+        return run_faults(folder, table, {"get", fault, key}).out;
+    };
+    CHECK(got(block("-one\n", "expect: a: b  expect: c\n"), "cpu-one", "expect") == "a: b\nc\n");
+    CHECK(got(block("-one\n", "expect: a  test: x: the y*\n"), "cpu-one", "run") ==
+          "--test-case=x:?the?y*\n");
+    CHECK(got("fault gpu-x: x\nfile: source.h  expect: x\n-one\n", "gpu-x", "program") == "test_gpt2cu\n");
 }
 
 TEST_CASE_FIXTURE(InFolder, "faults: what does not fit sources or form is refused, and changes nothing") {

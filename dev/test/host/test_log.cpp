@@ -40,9 +40,10 @@ constexpr rlim_t kSmall = 6000;  // bytes: more than config.toml, less than a ch
 
 // every line of a log
 std::vector<Json> all_lines(const std::string& run) {
-    std::istringstream in(read_bytes(run + "/log.jsonl"));
     std::vector<Json> lines;
-    for (std::string line; std::getline(in, line);) { lines.push_back(Json::parse(line)); }
+    for (const std::string& line : lines_with(read_bytes(run + "/log.jsonl"), "")) {
+        lines.push_back(Json::parse(line));
+    }
     return lines;
 }
 
@@ -417,9 +418,7 @@ RunHistory long_run(const std::string& name, int64_t steps) {
 
 TEST_CASE("report: a long run takes bounded space, and its curve is the mean of its steps") {
     constexpr int64_t kSteps = 20000;
-    const RunHistory history = long_run("long", kSteps);
-    const std::string page = report_page({history});
-    const Json run = data_of(page)[0];
+    const Json run = data_of(report_page({long_run("long", kSteps)}))[0];
     const Json& p = run["points"];
     const size_t points = p.size();
     CHECK(points > 300);

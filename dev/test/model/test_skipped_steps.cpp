@@ -63,8 +63,7 @@ struct OutlierRuns : Runs {
     // the steps, counted from 1, that were skipped as outliers
     std::vector<int64_t> skipped(const std::string& out) const {
         std::vector<int64_t> steps;
-        std::istringstream in(read_bytes(folder / (out + "/log.jsonl")));
-        for (std::string text; std::getline(in, text);) {
+        for (const std::string& text : lines_with(read_bytes(folder / (out + "/log.jsonl")), "\"skip\"")) {
             const Json line = Json::parse(text);
             if (line.value("event", "") != "skip") { continue; }
             CHECK(line["text"] == "loss or gradient norm was an outlier");
