@@ -16,14 +16,13 @@ namespace {
 
 struct Place : Runs {
     Place() : Runs("--quiet --sample-every 0 --val-every 0") {}
-    std::string path(const std::string& name) const { return folder / name; }
     ProgramRun train(const std::string& out, const std::string& more) const { return Runs::run(out, more); }
     ProgramRun run(const Words& words) const { return run_train(folder.path(), words); }
     // refused with this text, and the file is as it was
     void check_refused(const ProgramRun& r, const std::string& text, const std::string& file,
                        const std::string& before) const {
         check_run(r, kExitUsage, {text});
-        CHECK(read_bytes(path(file)) == before);
+        CHECK(read_bytes(*this / file) == before);
     }
 };
 
@@ -31,9 +30,9 @@ struct Place : Runs {
 
 TEST_CASE("overwrites: at its end a run exports into an empty folder, or where it exported to before") {
     const Place p;
-    const std::string hf = " --export-hf " + p.path("hf");
+    const std::string hf = " --export-hf " + p / "hf";
     REQUIRE(p.train("mine", "--steps 4" + hf).exit_code == kExitDone);
-    const std::string first = read_bytes(p.path("hf/model.safetensors"));
+    const std::string first = read_bytes(p / "hf/model.safetensors");
     // a new run that would go on if there were something to go on from, and one that goes on, but is another
     p.check_refused(p.train("other", "--steps 4 --resume auto" + hf), "not an empty folder",
                     "hf/model.safetensors", first);
@@ -44,72 +43,67 @@ TEST_CASE("overwrites: at its end a run exports into an empty folder, or where i
     for (const char* steps : {"--steps 6", "--steps 8"}) {
         check_run(p.train("mine", steps + (" --resume auto" + hf)), kExitDone);
     }
-    CHECK(read_bytes(p.path("hf/model.safetensors")) != first);
+    CHECK(read_bytes(p / "hf/model.safetensors") != first);
     // what lies there now is another run's
-    fs::rename(p.path("hf"), p.path("hf_of_mine"));
+    fs::rename(p / "hf", p / "hf_of_mine");
     REQUIRE(p.train("third", "--steps 5" + hf).exit_code == kExitDone);
-    const std::string third = read_bytes(p.path("hf/model.safetensors"));
+    const std::string third = read_bytes(p / "hf/model.safetensors");
     p.check_refused(p.train("mine", "--steps 10 --resume auto" + hf), "It holds no export of this run",
                     "hf/model.safetensors", third);
-    fs::rename(p.path("hf_of_mine"), p.path("elsewhere"));
-    CHECK(p.train("mine", "--steps 10 --resume auto --export-hf " + p.path("elsewhere")).exit_code ==
-          kExitDone);
+    fs::rename(p / "hf_of_mine", p / "elsewhere");
+    CHECK(p.train("mine", "--steps 10 --resume auto --export-hf " + p / "elsewhere").exit_code == kExitDone);
     // nor does a run export into itself, or into a checkpoint that it has yet to write
     for (const char* own : {"own/", "own/../own", "own/step_00000004"}) {
-        check_run(p.train("own", "--steps 4 --export-hf " + p.path(own)), kExitUsage,
-                  {"the run's own folder"});
+        check_run(p.train("own", "--steps 4 --export-hf " + p / own), kExitUsage, {"the run's own folder"});
     }
     // what cannot be written is found out before the training
-    write_bytes(p.path("file"), "x");
-    check_run(p.train("new", "--steps 4 --export-hf " + p.path("file/sub")), kExitUsage);
-    CHECK_FALSE(fs::exists(p.path("new/log.jsonl")));
+    write_bytes(p / "file", "x");
+    check_run(p.train("new", "--steps 4 --export-hf " + p / "file/sub"), kExitUsage);
+    CHECK_FALSE(fs::exists(p / "new/log.jsonl"));
 }
 
 TEST_CASE("overwrites: a run does not begin in a folder that holds a model") {
     const Place p;
     REQUIRE(p.train("mine", "--steps 4").exit_code == kExitDone);
-    REQUIRE(p.run({"export", p.path("mine"), "--hf", p.path("hf")}).exit_code == kExitDone);
-    fs::create_directory(p.path("models"));
-    fs::copy(p.path("mine/model.bin"), p.path("models/model.bin"));
-    const std::string model = read_bytes(p.path("models/model.bin")),
-                      config = read_bytes(p.path("hf/config.json"));
+    REQUIRE(p.run({"export", p / "mine", "--hf", p / "hf"}).exit_code == kExitDone);
+    fs::create_directory(p / "models");
+    fs::copy(p / "mine/model.bin", p / "models/model.bin");
+    const std::string model = read_bytes(p / "models/model.bin"), config = read_bytes(p / "hf/config.json");
     for (const char* resume : {"", " --resume auto"}) {
         p.check_refused(p.train("models", std::string("--steps 4") + resume),
                         "holds a model already (model.bin)", "models/model.bin", model);
         p.check_refused(p.train("hf", std::string("--steps 4") + resume),
                         "holds a model already (config.json)", "hf/config.json", config);
     }
-    CHECK_FALSE(fs::exists(p.path("models/log.jsonl")));
+    CHECK_FALSE(fs::exists(p / "models/log.jsonl"));
 }
 
 TEST_CASE("overwrites: no export goes into a run or checkpoint, or beside a tokenizer of another model") {
     const Place p;
     REQUIRE(p.train("mine", "--steps 4 --save-every 2").exit_code == kExitDone);
-    const std::string step = "mine/step_00000004/", weights = read_bytes(p.path(step + "model.safetensors"));
-    p.check_refused(p.run({"export", p.path("mine"), "--hf", p.path(step), "--force"}), "it has MANIFEST",
+    const std::string step = "mine/step_00000004/", weights = read_bytes(p / (step + "model.safetensors"));
+    p.check_refused(p.run({"export", p / "mine", "--hf", p / step, "--force"}), "it has MANIFEST",
                     step + "model.safetensors", weights);
-    const std::string model = read_bytes(p.path("mine/model.bin"));
-    p.check_refused(p.run({"export", p.path("mine"), "--hf", p.path("mine"), "--force"}), "it has log.jsonl",
+    const std::string model = read_bytes(p / "mine/model.bin");
+    p.check_refused(p.run({"export", p / "mine", "--hf", p / "mine", "--force"}), "it has log.jsonl",
                     "mine/model.bin", model);
     // a model without a tokenizer, into the folder of one with its own
-    REQUIRE(p.run({"export", p.path("mine"), "--hf", p.path("bytes")}).exit_code == kExitDone);
-    const std::string tokens = read_bytes(p.path("bytes/model.safetensors"));
-    write_bytes(p.path("raw.bin"),
-                std::string(2000, '\1'));  // tokens 257, of which nothing says what they mean
-    REQUIRE(p.run(words("--train-data " + p.path("raw.bin") +
+    REQUIRE(p.run({"export", p / "mine", "--hf", p / "bytes"}).exit_code == kExitDone);
+    const std::string tokens = read_bytes(p / "bytes/model.safetensors");
+    write_bytes(p / "raw.bin", std::string(2000, '\1'));  // tokens of which nothing says what they mean
+    REQUIRE(p.run(words("--train-data " + p / "raw.bin" +
                         " --raw-tokens 300 --val-data none --layers 1 --heads 1 "
                         "--channels 8 --seq-len 8 --steps 1 --sample-every 0 --quiet --out " +
-                        p.path("raw")))
+                        p / "raw"))
                 .exit_code == kExitDone);
-    p.check_refused(p.run({"export", p.path("raw"), "--hf", p.path("bytes"), "--force"}),
+    p.check_refused(p.run({"export", p / "raw", "--hf", p / "bytes", "--force"}),
                     "tokenizer.json: of an earlier export", "bytes/model.safetensors", tokens);
     // of two models in a folder none is taken for the one that is meant
-    REQUIRE(p.run({"export", p.path("mine"), "--hf", p.path("hf")}).exit_code == kExitDone);
-    fs::copy(p.path("mine/model.bin"), p.path("hf/model.bin"));
-    check_run(p.run({"eval", p.path("hf"), "--data", p.path("train.bin")}), kExitBadInput,
+    REQUIRE(p.run({"export", p / "mine", "--hf", p / "hf"}).exit_code == kExitDone);
+    fs::copy(p / "mine/model.bin", p / "hf/model.bin");
+    check_run(p.run({"eval", p / "hf", "--data", p / "train.bin"}), kExitBadInput,
               {"are both in this folder. Name the one to use"});
-    CHECK(p.run({"eval", p.path("hf/model.safetensors"), "--data", p.path("train.bin")}).exit_code ==
-          kExitDone);
+    CHECK(p.run({"eval", p / "hf/model.safetensors", "--data", p / "train.bin"}).exit_code == kExitDone);
 }
 
 // ---- one process a run folder ------------------------------------------------------------------
