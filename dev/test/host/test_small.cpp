@@ -116,11 +116,7 @@ TEST_CASE("sampler: temperature 0 and top-k 1 take the most probable") {
 TEST_CASE("sampler: 100,000 draws are distributed as the softmax says") {
     constexpr int kDraws = 100000;
     std::vector<float> logits = {0.5f, -1, 2, 0, 1.5f, 2, -3, 0.25f};
-    struct {
-        double temperature;
-        int top_k;
-    } settings[] = {{1, 0}, {0.7, 0}, {2, 0}, {1, 3}, {1, 8}, {1, 100}};
-    for (auto [temperature, top_k] : settings) {
+    for (auto [temperature, top_k] : {std::pair{1.0, 0}, {0.7, 0}, {2, 0}, {1, 3}, {1, 8}, {1, 100}}) {
         std::vector<double> p, sorted = convert<double>(logits);
         std::sort(sorted.rbegin(), sorted.rend());
         double threshold = top_k > 0 && top_k < 8 ? sorted[top_k - 1] : -1e9, total = 0;

@@ -306,10 +306,9 @@ TEST_CASE_FIXTURE(InFolder, "checkpoint: what a whole MANIFEST does not vouch fo
         {"found F32 (14, 9), expected F32 (9, 14)", 32, {14, 9}, TensorType::kF32},
         {"found BF16", 32, {9, 14}, TensorType::kBF16},
         {"found 33, expected 32", 33, {9, 14}, TensorType::kF32}};
-    for (const auto& row : rows) {
-        check_refused("optimizer.safetensors", std::get<0>(row), [&](const std::string& f) {
-            rewrite(f, std::get<1>(row), std::get<2>(row), std::get<3>(row));
-        });
+    for (const auto& [says, tensors, shape, type] : rows) {
+        check_refused("optimizer.safetensors", says,
+                      [&](const std::string& f) { rewrite(f, tensors, shape, type); });
     }
     copy_folder(folder / "good/step_00000004", path);
     replace(path + "/run.json", "\"end_of_text\": 0", "\"end_of_text\": 37");

@@ -17,14 +17,9 @@ namespace {
 
 // two examples with byte-level ids
 std::string good_file() {
-    const std::vector<uint16_t> words = {65535, 38, 0,   2,   4, 3,   97, 98,  99, 1,
-                                         100,   2,  101, 102, 1, 256, 1,  103, 104};
-    std::vector<uint16_t> all = words;
-    all.pop_back();
-    all[1] = 36;
-    const std::vector<uint16_t> second = {65535, 30, 1, 0, 4, 1, 120, 1, 1, 1, 2, 1, 3, 1, 4};
-    all.insert(all.end(), second.begin(), second.end());
-    return header_bytes({20240522, 1, 2, 36, 257}) + token_bytes(all);
+    return header_bytes({20240522, 1, 2, 36, 257}) +
+           token_bytes({65535, 36, 0, 2, 4, 3, 97, 98, 99, 1, 100, 2, 101, 102, 1, 256, 1, 103}) +
+           token_bytes({65535, 30, 1, 0, 4, 1, 120, 1, 1, 1, 2, 1, 3, 1, 4});
 }
 
 Error error_of_file(const std::string& bytes) {
@@ -102,39 +97,37 @@ TEST_CASE_FIXTURE(InFolder, "HellaSwag file: what is in it, byte by byte, ours a
 }
 
 TEST_CASE("HellaSwag file: whatever is wrong is refused by name") {
-    struct Wrong {
-        size_t word;  // uint16 words from the start of the file
-        uint16_t value;
-        std::string name;
-    };
+    using Wrong =
+        std::tuple<size_t, uint16_t, std::string>;  // at a word of uint16, from the start of the file
     const size_t first = kHeaderBytes / 2, second = first + 18;
-    for (const Wrong& wrong : std::vector<Wrong>{{0, 0, "magic"},
-                                                 {2, 2, "version"},
-                                                 {4, 0, "number of examples"},
-                                                 {4, 1, "size"},
-                                                 {4, 3, "size"},
-                                                 {6, 30, "bytes of example 0"},
-                                                 {9, 2, "vocabulary"},
-                                                 {first, 65534, "start of example 0"},
-                                                 {first + 1, 34, "example 0"},
-                                                 {first + 1, 28, "bytes of example 0"},
-                                                 {first + 1, 35, "bytes of example 0"},
-                                                 {second + 1, 32, "bytes of example 1"},
-                                                 {first + 2, 1, "number of example 0"},
-                                                 {second + 2, 0, "number of example 1"},
-                                                 {second + 3, 4, "right ending of example 1"},
-                                                 {first + 4, 5, "number of endings of example 0"},
-                                                 {first + 5, 0, "length of the context of example 0"},
-                                                 {first + 5, 65535, "length of the context of example 0"},
-                                                 {first + 5, 60, "context of example 0"},
-                                                 {first + 7, 257, "context of example 0"},
-                                                 {first + 9, 0, "length of an ending of example 0"},
-                                                 {first + 9, 40, "an ending of example 0"},
-                                                 {first + 12, 300, "an ending of example 0"}}) {
+    for (const auto& [word, value, name] :
+         std::vector<Wrong>{{0, 0, "magic"},
+                            {2, 2, "version"},
+                            {4, 0, "number of examples"},
+                            {4, 1, "size"},
+                            {4, 3, "size"},
+                            {6, 30, "bytes of example 0"},
+                            {9, 2, "vocabulary"},
+                            {first, 65534, "start of example 0"},
+                            {first + 1, 34, "example 0"},
+                            {first + 1, 28, "bytes of example 0"},
+                            {first + 1, 35, "bytes of example 0"},
+                            {second + 1, 32, "bytes of example 1"},
+                            {first + 2, 1, "number of example 0"},
+                            {second + 2, 0, "number of example 1"},
+                            {second + 3, 4, "right ending of example 1"},
+                            {first + 4, 5, "number of endings of example 0"},
+                            {first + 5, 0, "length of the context of example 0"},
+                            {first + 5, 65535, "length of the context of example 0"},
+                            {first + 5, 60, "context of example 0"},
+                            {first + 7, 257, "context of example 0"},
+                            {first + 9, 0, "length of an ending of example 0"},
+                            {first + 9, 40, "an ending of example 0"},
+                            {first + 12, 300, "an ending of example 0"}}) {
         std::string bytes = good_file();
-        std::memcpy(bytes.data() + 2 * wrong.word, &wrong.value, 2);
-        INFO("wrong.word ", wrong.word, ", wrong.value ", wrong.value);
-        check_error(error_of_file(bytes), kExitBadInput, {"questions.bin", wrong.name, "make_hellaswag"});
+        std::memcpy(bytes.data() + 2 * word, &value, 2);
+        INFO("wrong.word ", word, ", wrong.value ", value);
+        check_error(error_of_file(bytes), kExitBadInput, {"questions.bin", name, "make_hellaswag"});
     }
     for (size_t length = 1; length < good_file().size(); length++) {
         CHECK(error_of_file(good_file().substr(0, length)).exit_code == kExitBadInput);
@@ -170,14 +163,12 @@ TEST_CASE("make_hellaswag: the ids of the context and of endings after a blank, 
 
 TEST_CASE_FIXTURE(InFolder, "make_hellaswag: what is wrong is named with its line, and nothing is written") {
     const std::string good = "{\"ctx\":\"a\",\"label\":1,\"endings\":[\"a\",\"b\",\"c\",\"d\"]}\n";
-    struct Wrong {
-        std::string line, part;
-    };
+    using Wrong = std::pair<std::string, const char*>;
     const auto with = [](const std::string& label, const std::string& endings) {
         return "{\"ctx\":\"a\"," + label + ",\"endings\":" + endings + "}";
     };
     const std::string four = "[\"a\",\"b\",\"c\",\"d\"]", one = "\"label\":1";
-    for (const Wrong& wrong :
+    for (const auto& [line, part] :
          {Wrong{"{\"ctx\":1," + one + ",\"endings\":" + four + "}",
                 "a text \"ctx\", found one that is no text"},
           Wrong{"{\"Ctx\":\"a\"," + one + "}", "found none, but \"Ctx\", \"label\""},
@@ -189,9 +180,9 @@ TEST_CASE_FIXTURE(InFolder, "make_hellaswag: what is wrong is named with its lin
           Wrong{with(one, "[\"a\",\"\",\"c\",\"d\"]"), "ending 1"},
           Wrong{"{\"ctx\":\"\"," + one + ",\"endings\":" + four + "}", "empty"},
           Wrong{"{\"ctx\":\"a\",", "JSON"}, Wrong{"[1]", "an object with a text \"ctx\""}}) {
-        CAPTURE(wrong.line);
-        check_run(make_hellaswag(folder, good + wrong.line + "\n" + good), kExitBadInput,
-                  {"in.jsonl, line 2", wrong.part});
+        CAPTURE(line);
+        check_run(make_hellaswag(folder, good + line + "\n" + good), kExitBadInput,
+                  {"in.jsonl, line 2", part});
         CHECK(!fs::exists(folder / "out.bin"));
     }
     check_run(make_hellaswag(folder, ""), kExitBadInput);
@@ -221,10 +212,9 @@ TEST_CASE_FIXTURE(InFolder, "make_hellaswag: what is wrong is named with its lin
 TEST_CASE_FIXTURE(InFolder, "HellaSwag: the lowest sum and mean; rows too long keep their end; a stop") {
     const std::string path = folder / "questions.bin";
     EvalFileWriter out(257);
-    out.add(0, {200, 201}, {{{90}, {50, 50}, {95}, {60, 60}}}, "");          // sum: 0, mean: 1
-    out.add(1, {7}, {{{20, 20, 20}, {30, 1, 1, 1, 1, 1}, {61}, {70}}}, "");  // both: 1
-    out.add(3, {1, 2, 3, 4, 5, 6, 7}, {{{9, 9}, {8, 250}, {10, 10}, {9, 9}}},
-            "");  // both: 0, as the first of equals
+    out.add(0, {200, 201}, {{{90}, {50, 50}, {95}, {60, 60}}}, "");                 // sum: 0, mean: 1
+    out.add(1, {7}, {{{20, 20, 20}, {30, 1, 1, 1, 1, 1}, {61}, {70}}}, "");         // both: 1
+    out.add(3, {1, 2, 3, 4, 5, 6, 7}, {{{9, 9}, {8, 250}, {10, 10}, {9, 9}}}, "");  // both: 0, the first
     out.write(path);
     const EvalFile file(path);
     std::vector<std::vector<int32_t>> targets;

@@ -294,23 +294,19 @@ TEST_CASE_FIXTURE(InFolder, "hf model: a value that is not finite in the type as
         model.load(State::kParameter, kFcb, 1, {&value, 1});
         write_hf_model(folder / "a", ModelInMemory(model), type, 36);
     };
-    struct Case {
-        float largest, infinite;
-        FloatType type;
-    };
-    for (const Case& c :
-         {Case{65519, 65520, FloatType::kFp16}, Case{0x1.fep127f, 0x1.ffp127f, FloatType::kBf16},
-          Case{0x1.fffffep127f, INFINITY, FloatType::kFp32}}) {
+    for (auto [largest, infinite, type] : {std::tuple{65519.0f, 65520.0f, FloatType::kFp16},
+                                           {0x1.fep127f, 0x1.ffp127f, FloatType::kBf16},
+                                           {0x1.fffffep127f, INFINITY, FloatType::kFp32}}) {
         for (float sign : {1.0f, -1.0f}) {
-            write(sign * c.largest, c.type);
+            write(sign * largest, type);
             const HfModel back(folder / "a");
             float value = 0;
             back.read(kFcb, 1, {&value, 1});
             CHECK(std::isfinite(value));
-            check_error([&] { write(sign * c.infinite, c.type); }, kExitBadInput,
-                        {"memory", "h.0.mlp.c_fc.bias", text_of(c.type)});
+            check_error([&] { write(sign * infinite, type); }, kExitBadInput,
+                        {"memory", "h.0.mlp.c_fc.bias", text_of(type)});
         }
-        check_error([&] { write(NAN, c.type); }, kExitBadInput, {"diverged"});
+        check_error([&] { write(NAN, type); }, kExitBadInput, {"diverged"});
     }
     CHECK(names_below(folder / "a") == Words{"config.json", "generation_config.json", "model.safetensors"});
     check_error([&] { write_hf_model(folder / "new", ModelInMemory(model), FloatType::kFp32, 36); },
@@ -366,8 +362,8 @@ TEST_CASE("hf model: what is equal, or can be converted, is taken; a NaN has its
     const auto& [ignored, hf, file, config_file, model] = folder;
     const Parts parts = take_apart(file);
     Parts changed = parts;
-    changed.tensors[index_of(parts, "transformer.wte.weight")].name =
-        "lm_head.weight";  // as save_model() names the pair
+    // as save_model() names the pair
+    changed.tensors[index_of(parts, "transformer.wte.weight")].name = "lm_head.weight";
     put_together(file, changed);
     check_same_parameters(HfModel(hf), model);
 
