@@ -110,8 +110,7 @@ TEST_CASE_FIXTURE(InFolder, "generate: a prompt at once, in parts or token by to
         }
         check_logits(found, expected, reordering(file.config(), 400));
     }
-    CHECK(error_of([&] { decoder->append(std::span(tokens).first(1)); }).exit_code ==
-          kExitUsage);  // it is full
+    check_error([&] { decoder->append(std::span(tokens).first(1)); }, kExitUsage, {});  // it is full
     decoder->clear();
     CHECK(error_of([&] { decoder->append({}); }).exit_code == kExitUsage);
     const int32_t outside = 257;

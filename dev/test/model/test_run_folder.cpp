@@ -518,8 +518,7 @@ TEST_CASE("run data: a shard is read again unless the system says that it is the
 
 TEST_CASE("run data: changed settings are said, one line each") {
     const DataRuns p;
-    CHECK(p.train("run", 6, "--resume auto").err ==
-          "");  // more steps at a constant learning rate: nothing changes
+    CHECK(p.train("run", 6, "--resume auto").err == "");  // more steps at a constant rate: nothing changes
     const std::string more =
         "--resume auto --lr 0.005 --clip 2 --beta2 0.99 --batch 2 --total-batch 48 --final-lr-fraction 0.1 "
         "--weight-decay 0 --save-every 0";

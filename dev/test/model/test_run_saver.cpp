@@ -437,8 +437,7 @@ TEST_CASE("muon runs: the program ends as if it had never stopped") {
     CHECK(contains(read_bytes(r / "whole/config.toml"), "optimizer = \"muon\""));
     r.train("parts", muon + "4");
     r.train("parts", muon + "8 --resume auto");
-    r.train("background",
-            muon + "8 --save-mode async");  // from a copy, which has no room for what there is not
+    r.train("background", muon + "8 --save-mode async");  // from a copy, which has no room for what is not
     for (const char* out : {"parts", "background"}) { r.check_same_run(out); }
     r.train("adamw", "--steps 8");
     CHECK_FALSE(same_files(r / "adamw/model.bin", r / "whole/model.bin"));
