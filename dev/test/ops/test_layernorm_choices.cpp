@@ -26,13 +26,6 @@ struct Facts {
     std::string rest;  // what else tells one layout from another
 };
 
-template <typename... Numbers>
-std::string listed(Numbers... n) {
-    std::string text;
-    ((text += fmt::format("{}{}", text.empty() ? "" : ",", n)), ...);
-    return text;
-}
-
 Facts forward_facts(const Case& c, const Choice& choice) {
     const int vector = 16 / c.bytes, i = choice.layout;
     const bool rare = !c.same && (c.adds() || !c.whole());  // rows guard all vectors then
@@ -41,7 +34,7 @@ Facts forward_facts(const Case& c, const Choice& choice) {
         return {.row = &row,
                 .fewest = row.unguarded * row.lanes * choice.piece,
                 .most = row.columns(choice.piece),
-                .rest = listed(row.lanes, row.vectors)};
+                .rest = fmt::format("{},{}", row.lanes, row.vectors)};
     }
     if (choice.kernel == kRowInRegisters) {
         const auto& row = for_bytes(c.bytes, layouts::kRowInRegisters16, layouts::kRowInRegisters32)[i];
@@ -53,7 +46,7 @@ Facts forward_facts(const Case& c, const Choice& choice) {
                 .teams = row.teams,
                 .registers = 4 * row.vectors * (row.unpack_each_pass ? 1 : 2) + 16,
                 .blocks_per_sm = row.blocks_per_sm,
-                .rest = listed(row.vectors)};
+                .rest = std::to_string(row.vectors)};
     }
     const auto& row = layouts::kUnalignedForward[i];
     const int unguarded = c.same && c.aligned_weights ? row.unguarded : row.rare_unguarded;
@@ -65,7 +58,7 @@ Facts forward_facts(const Case& c, const Choice& choice) {
             .teams = row.teams,
             .registers = 4 * row.vectors + 16,
             .blocks_per_sm = row.blocks_per_sm,
-            .rest = listed(row.lanes, row.vectors)};
+            .rest = fmt::format("{},{}", row.lanes, row.vectors)};
 }
 
 Facts backward_facts(const Case& c, const Choice& choice) {
@@ -74,7 +67,7 @@ Facts backward_facts(const Case& c, const Choice& choice) {
     if (choice.kernel == kShortRows) {
         const auto& row = either(c.whole(), layouts::kShortBackward, layouts::kShortBackwardPieces)[i];
         const int columns = c.whole() ? row.lanes * choice.piece : row.columns(choice.piece);
-        return {.row = &row, .most = columns, .rest = listed(row.lanes)};
+        return {.row = &row, .most = columns, .rest = std::to_string(row.lanes)};
     }
     if (choice.kernel == kTeamRing) {
         const auto& row = for_bytes(c.bytes, layouts::kTeamRing16, layouts::kTeamRing32)[i];
@@ -90,7 +83,7 @@ Facts backward_facts(const Case& c, const Choice& choice) {
                 .teams = ring.teams,
                 .shared = ring.teams * team_bytes(ring, streams_of(c.adds()), c.bytes, c.bytes),
                 .registers = (ring.reread ? 2 : 3) * held + 30,
-                .rest = listed(ring.vector, ring.vectors, ring.stages)};
+                .rest = fmt::format("{},{},{}", ring.vector, ring.vectors, ring.stages)};
     }
     if (choice.kernel == kUnalignedRows) {
         const auto& row = layouts::kUnalignedBackward[i];
@@ -102,7 +95,7 @@ Facts backward_facts(const Case& c, const Choice& choice) {
                 .teams = teams.teams,
                 .shared = teams.shared_bytes,
                 .registers = 3 * row.columns + 20,
-                .rest = listed(row.columns, row.unguarded, teams.stages)};
+                .rest = fmt::format("{},{},{}", row.columns, row.unguarded, teams.stages)};
     }
     if (choice.kernel == kCpAsyncTeams) {
         const auto& row = for_bytes(c.bytes, layouts::kCpAsyncTeams16, layouts::kCpAsyncTeams32)[i];
@@ -113,14 +106,15 @@ Facts backward_facts(const Case& c, const Choice& choice) {
                 .teams = teams.teams,
                 .shared = teams.shared_bytes,
                 .registers = (row.reread ? 2 : 3) * held + 30,
-                .rest = listed(row.vectors, teams.stages)};
+                .rest = fmt::format("{},{}", row.vectors, teams.stages)};
     }
     const auto& row = for_bytes(c.bytes, layouts::kCpAsyncPipelined16, layouts::kCpAsyncPipelined32)[i];
     return {.row = &row,
             .fewest = (int64_t)choice.blocks * (row.columns(16 / c.bytes) / row.vectors) * (row.vectors - 1),
             .most = (int64_t)choice.blocks * row.columns(16 / c.bytes),
             .shared = pipelined_bytes(row, c.bytes, c.adds()),
-            .rest = listed(choice.blocks, row.vectors, row.lead, row.stages, (int)row.keeps_weight)};
+            .rest = fmt::format("{},{},{},{},{}", choice.blocks, row.vectors, row.lead, row.stages,
+                                (int)row.keeps_weight)};
 }
 
 Facts facts_of(const Case& c, const Choice& choice) {
