@@ -238,19 +238,11 @@ TEST_CASE("residual_layernorm_forward: normalises the rounded sum; residual may 
 namespace {
 
 struct Norm {
-    int N, C;
-    bool rms;
-    Vector inp, weight, bias, dout;
-    NormOut y;
-    explicit Norm(Rows s, bool rms = false)
-        : N(s.N),
-          C(s.C),
-          rms(rms),
-          inp(random(N * C, 1)),
-          weight(random(C, 2)),
-          bias(random(C, 3)),
-          dout(random(N * C, 4)),
-          y(forward(weight.data(), bias.data())) {}
+    const int N, C;
+    const bool rms;
+    Vector inp = random(N * C, 1), weight = random(C, 2), bias = random(C, 3), dout = random(N * C, 4);
+    NormOut y = forward(weight.data(), bias.data());
+    explicit Norm(Rows s, bool rms = false) : N(s.N), C(s.C), rms(rms) {}
     NormOut forward(const double* w, const double* b) const {
         return layernorm(inp, w, b, N, C, kLayernormEps, rms);
     }
@@ -324,13 +316,11 @@ TEST_CASE("residual_layernorm_backward: both addends get what the stream brought
                dbias = dbias0;
         residual_layernorm_backward_cpu(dresidual.data(), dweight.data(), dbias.data(), dout.data(),
                                         residual.data(), weight.data(), mean.data(), rstd.data(), N, C);
-        const std::string shape = s.text();
-        check_gradient("residual_layernorm_backward dresidual by inp1 " + shape, inp1, dresidual,
-                       zeros(N * C), loss);
-        check_gradient("residual_layernorm_backward dresidual by inp2 " + shape, inp2, dresidual,
-                       zeros(N * C), loss);
-        check_gradient("residual_layernorm_backward dweight " + shape, weight, dweight, dweight0, loss);
-        check_gradient("residual_layernorm_backward dbias " + shape, bias, dbias, dbias0, loss);
+        const std::string layer = "residual_layernorm_backward ", shape = s.text();
+        check_gradient(layer + "dresidual by inp1 " + shape, inp1, dresidual, zeros(N * C), loss);
+        check_gradient(layer + "dresidual by inp2 " + shape, inp2, dresidual, zeros(N * C), loss);
+        check_gradient(layer + "dweight " + shape, weight, dweight, dweight0, loss);
+        check_gradient(layer + "dbias " + shape, bias, dbias, dbias0, loss);
     }
 }
 
@@ -592,11 +582,8 @@ TEST_CASE("attention_forward: a token changes nothing before it; the first one s
 // ---- classifier ---------------------------------------------------------------------------------
 
 TEST_CASE("classifier_forward: -log softmax of the target, ignored rows, padded columns") {
-    struct {
-        int N, V, Vp;
-        double scale;
-    } shapes[] = {{1, 5, 8, 1}, {17, 5, 8, 3}, {3, 1, 1, 1}, {4, 65, 65, 10}, {6, 33, 64, 1e3}};
-    for (auto [N, V, Vp, scale] : shapes) {
+    for (auto [N, V, Vp, scale] :
+         {std::array{1, 5, 8, 1}, {17, 5, 8, 3}, {3, 1, 1, 1}, {4, 65, 65, 10}, {6, 33, 64, 1000}}) {
         std::vector<int32_t> targets = some_targets(N, V), predicted(N, -7), best(N, 0);
         Vector logits = logits_of(N, V, Vp, scale), losses = poisoned<double>(N), expected(N);
         for (int row = 0; row < N; row++) {

@@ -51,11 +51,8 @@ public:
     // it takes batches of any size; B T: the rows that FP8's first scales are for
     ReferenceModel(const GPT2Config& config, int B, int T, Rounding rounding = Rounding::kNone,
                    bool muon = false)
-        : config_(config),
-          rounding_(rounding),
-          muon_(muon),
-          rows_((int64_t)B * T),
-          layers_(config.num_layers) {
+        : config_(config), rounding_(rounding), muon_(muon), rows_((int64_t)B * T) {
+        layers_.resize(config.num_layers);
         amax_.resize(fp8_tensors(config));
         for (auto* arena : {&weights_, &master_, &m_, &v_, &grads_}) {
             for (int t = 0; t < kNumTensors; t++) { (*arena)[t].resize(tensor_total(config, t)); }

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "llmc/host/base/philox.h"
+#include "llmc/host/options/choices.h"
 #include "llmc/host/tokens/dataloader.h"
 
 namespace llmc {
@@ -21,12 +22,7 @@ Words lines_with(const std::string& text, const std::string& part) {
     return found;
 }
 
-Words words(const std::string& text) {
-    std::istringstream in(text);
-    Words all;
-    for (std::string word; in >> word;) { all.push_back(word); }
-    return all;
-}
+Words words(const std::string& text) { return split_words(text); }
 
 std::string program_path(const std::string& name) {
     const char* folder = std::getenv("PLUMB_BIN_DIR");
