@@ -95,11 +95,6 @@ TEST_CASE("damage: every cut of a checkpoint's file is found") {
 
 namespace {
 
-// what a process that saves tells of, and what is left of that when it was killed
-struct Told {
-    int64_t saved = 0;  // the newest step that was on the disk
-};
-
 // One run that is killed, damaged and resumed, with random settings of what stays.
 class History {
 public:
@@ -114,7 +109,7 @@ public:
         fill_states(&model_, seed);
         zero_padding(&model_);
     }
-    ~History() { munmap(told_, sizeof(Told)); }
+    ~History() { munmap(told_, sizeof(int64_t)); }
 
     // "" = nothing was lost
     std::string run() {
@@ -141,15 +136,16 @@ public:
     }
 
 private:
-    static Told* share() {
-        void* page = mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    static int64_t* share() {
+        void* page =
+            mmap(nullptr, sizeof(int64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         require(page != MAP_FAILED, "mmap");
-        return new (page) Told;
+        return new (page) int64_t(0);
     }
 
     // saves step after step in a process of its own, which is killed after after_us microseconds
     void start_and_kill(int64_t first, int64_t after_us) {
-        told_->saved = first;
+        *told_ = first;
         pid_t pid = fork();
         if (pid == 0) {
             dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
@@ -181,7 +177,7 @@ private:
         tell(saver.newest());
     }
     void tell(const std::string& name) {
-        if (!name.empty()) { told_->saved = std::stoll(name.substr(name.rfind('_') + 1)); }
+        if (!name.empty()) { *told_ = std::stoll(name.substr(name.rfind('_') + 1)); }
     }
 
     // what was saved is there, and as many of them as --keep says
@@ -200,9 +196,7 @@ private:
             if (facts.record.best) { best = facts.record.best->step; }
         }
         const int64_t newest = intact_.empty() ? 0 : intact_.rbegin()->first;
-        if (newest < told_->saved) {
-            return fmt::format("step {} was saved, {} is there", told_->saved, newest);
-        }
+        if (newest < *told_) { return fmt::format("step {} was saved, {} is there", *told_, newest); }
         // every step was saved; a damaged one may be the one that --keep would have kept
         int64_t left = 0, saved = 0;
         for (int64_t step = 1; step <= newest; step++) {
@@ -240,7 +234,7 @@ private:
     RunPlan plan_;
     SavePlan saves_;
     GPT2Cpu model_{tiny_config(), 1, 2};
-    Told* told_;
+    int64_t* told_;  // by a process that saves, which may be killed: the newest step that was on the disk
     std::map<int64_t, std::string> intact_;
     std::set<std::string> damaged_;
     int damaged_count_ = 0;
