@@ -113,7 +113,7 @@ plant_cpu() {  # fault, options of the tests...
     shift
     # only the files with tests of that name are compiled; all, if none shows it
     names=$(sed 's/.*--test-case=//; s/[*]/[^"]*/g; s/[?]/./g; s/,/|/g' <<<"$*")
-    files=$(grep -lzE "TEST_CASE\([[:space:]]*\"($names)" dev/test/{host,ops,model,support}/*.cpp || true)  # -z: a name may be on the next line
+    files=$(grep -lzE "TEST_CASE[A-Z_]*\(([A-Za-z]+,)?[[:space:]]*\"($names)" dev/test/{host,ops,model,support}/*.cpp || true)  # -z: a name may be on the next line
     if [ -n "$files" ]; then fewer=("TEST_SOURCES=${files//$'\n'/ }"); fi
     read -ra also < <($faults get "$fault" program) || true
     if [ ${#also[@]} -gt 0 ]; then objects="$objects build/train_gpt2.* build/data"; fi
