@@ -294,14 +294,13 @@ void Grammar::check_words(const Node& node) const {
 
 // every letter is drawn once, before it is used, and agrees with a number
 void Grammar::check_text(const Text& text, const std::string& source, std::array<bool, kLetters> held) const {
+    auto wrong = [&](const std::string& what, const char* cure) {
+        fail("text \"" + source + "\"", what, cure);
+    };
     auto must_hold = [&](int letter, bool number) {
-        if (!held[letter]) {
-            fail("text \"" + source + "\"", fmt::format("{:c} is used before it is drawn", letter),
-                 "Draw it");
-        }
+        if (!held[letter]) { wrong(fmt::format("{:c} is used before it is drawn", letter), "Draw it"); }
         if (number && !lists_[list_of_letter_[letter]].repeats) {
-            fail("text \"" + source + "\"", fmt::format("{:c} is not a number", letter),
-                 "Take a list of numbers");
+            wrong(fmt::format("{:c} is not a number", letter), "Take a list of numbers");
         }
     };
     for (const Node& node : text) {
@@ -315,9 +314,7 @@ void Grammar::check_text(const Text& text, const std::string& source, std::array
         }
         if (node.kind != Kind::kWord) { continue; }
         if (node.draws) {
-            if (held[node.letter]) {
-                fail("text \"" + source + "\"", "draws a letter twice", "Take another");
-            }
+            if (held[node.letter]) { wrong("draws a letter twice", "Take another"); }
             held[node.letter] = true;
             check_words(node);
         }

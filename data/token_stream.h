@@ -24,9 +24,6 @@ namespace llmc {
 
 // ---- pieces -------------------------------------------------------------------------------------
 
-// The token stream that data/make_shards makes, kept on disk as it comes: pieces of equal size, each a token
-// shard under a temporary name, so that memory holds one piece whatever the size of the input.
-
 // The files made on the way, beside the result. Those that were not renamed go with this object.
 class Temporaries {
 public:
@@ -58,7 +55,8 @@ private:
     std::vector<std::string> paths_;
 };
 
-// A stream of tokens, kept as shards of equal size ("pieces"); the last one may be shorter.
+// A stream of tokens, kept on disk as it comes: shards of equal size under temporary names ("pieces"), so that memory holds
+// one whatever the size of the input; the last one may be shorter.
 class Pieces {
 public:
     // tokens below vocab_size; end_of_text goes before documents (-1: nothing does), newline ends a line
@@ -86,9 +84,7 @@ public:
         }
     }
     void add_end_of_text() {
-        if (!has_ends()) { return; }
-        room();
-        buffer_.push_back((uint16_t)end_of_text_);
+        if (has_ends()) { add({end_of_text_}); }
     }
     // throws Error(kExitUsage) if so many tokens are too many files: a folder of millions is slow for every program
     void require_room(int64_t tokens) const {
@@ -156,9 +152,8 @@ private:
 
 // ---- tokens -------------------------------------------------------------------------------------
 
-// From the bytes of documents to tokens: data/make_shards with a tokenizer. Bytes come in any portions; the
-// tokens are those of each document as a whole, but that a word of more than 1 MiB is cut. Work is done in
-// batches, by all cores, so that memory stays bounded.
+// From the bytes of documents to tokens: those of each document as a whole, but that a word of more than 1 MiB is cut. Work is
+// done in batches, by all cores, so that memory stays bounded.
 class TextEncoder {
 public:
     TextEncoder(const Tokenizer& tokenizer, Pieces* out)
@@ -169,18 +164,12 @@ public:
     }
 
     void add(const uint8_t* bytes, size_t count) {
-        if (bpe_ == nullptr) {
-            out_->add(bytes, count);
-            return;
-        }
+        if (bpe_ == nullptr) { return out_->add(bytes, count); }
         jobs_.back().text.append(reinterpret_cast<const char*>(bytes), count);
         if (jobs_.back().text.size() >= kJobBytes) { cut_job(); }
     }
     void add_end_of_text() {
-        if (bpe_ == nullptr || !out_->has_ends()) {
-            out_->add_end_of_text();
-            return;
-        }
+        if (bpe_ == nullptr || !out_->has_ends()) { return out_->add_end_of_text(); }
         jobs_.back().documents.push_back(jobs_.back().text.size());
     }
     // call it after the last byte
@@ -260,9 +249,6 @@ private:
 
 // ---- documents ----------------------------------------------------------------------------------
 
-// Where documents begin in a stream of bytes: data/make_shards puts an end of text there.
-// Bytes come in any portions, as they are read; nothing depends on how they are cut.
-
 // Puts an end of text before each document and passes all bytes on.
 class Splitter {
 public:
@@ -279,10 +265,7 @@ public:
         if (empty_) { begin_document(); }
         empty_ = false;
         bytes_ += (int64_t)count;
-        if (!lines_ && !paragraphs_) {
-            out_->add(bytes, count);
-            return;
-        }
+        if (!lines_ && !paragraphs_) { return out_->add(bytes, count); }
         const uint8_t* end = bytes + count;
         while (bytes < end) { bytes = at_line_start_ ? indent(bytes, end) : text(bytes, end); }
     }
