@@ -102,13 +102,12 @@ void cluster_sync(Operands o) {
     cluster_arrive(o);
     cluster_wait(o);
 }
-void named_barrier(uint64_t number, uint64_t threads, bool wait) {
+void named_barrier(uint64_t number, uint64_t threads) {
     if (number >= 16 || threads % kWarp != 0) { m().fail("bar: no such barrier, or no whole warps"); }
-    m().synchronise(m().block().named[number], "a named barrier", (int)threads, wait);
+    m().synchronise(m().block().named[number], "a named barrier", (int)threads);
 }
-void named_sync(Operands o) { named_barrier(o[0].bits, o[1].bits, true); }
-void first_sync(Operands o) { named_barrier(1, o[0].bits, true); }
-void first_arrive(Operands o) { named_barrier(1, o[0].bits, false); }
+void named_sync(Operands o) { named_barrier(o[0].bits, o[1].bits); }
+void first_sync(Operands o) { named_barrier(1, o[0].bits); }
 void elect(Operands o) {
     m().exchange("elect.sync", 0);
     give(o[0], m().lane().in_warp == 0);
@@ -164,7 +163,6 @@ constexpr std::array kMeanings = {
     Meaning{"barrier.cluster.wait", cluster_wait},
     Meaning{"bar.sync %0", named_sync},
     Meaning{"bar.sync 1, %0", first_sync},
-    Meaning{"bar.arrive 1, %0", first_arrive},
     Meaning{"elect.sync", elect},
 };
 
@@ -176,13 +174,10 @@ Instruction::Instruction(const char* text) : act_(nothing) {
         bool blank = *c == ' ' || *c == '\n';
         if (!blank || line.empty() || line.back() != ' ') { line += blank ? ' ' : *c; }
     }
-    for (const Meaning& meaning : kMeanings) {
-        if (line.find(meaning.text) != std::string::npos) {
-            act_ = meaning.act;
-            return;
-        }
-    }
-    machine().fail("not known to dev/emulate/instructions.cpp: " + line);
+    auto known = [&](const Meaning& meaning) { return line.find(meaning.text) != std::string::npos; };
+    const auto* found = std::find_if(kMeanings.begin(), kMeanings.end(), known);
+    if (found == kMeanings.end()) { machine().fail("not known to dev/emulate/instructions.cpp: " + line); }
+    act_ = found->act;
 }
 
 }  // namespace emulation

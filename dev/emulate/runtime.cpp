@@ -41,12 +41,13 @@ int current = 0;  // device
 using Recorded = std::vector<std::function<void()>>;
 std::unique_ptr<Recorded> recorded;
 
-void do_or_record(const std::function<void()>& work) {
+cudaError_t do_or_record(const std::function<void()>& work) {
     if (recorded != nullptr) {
         recorded->push_back(work);
     } else {
         work();
     }
+    return cudaSuccess;
 }
 
 template <typename... What>
@@ -187,8 +188,7 @@ cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t fro
     return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-    do_or_record([=] { std::memcpy(to, from, bytes); });
-    return cudaSuccess;
+    return do_or_record([=] { std::memcpy(to, from, bytes); });
 }
 cudaError_t cudaFreeHost(void* p) {
     std::free(p);
@@ -196,8 +196,7 @@ cudaError_t cudaFreeHost(void* p) {
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) { return done(std::memset(p, value, bytes)); }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
-    do_or_record([=] { std::memset(p, value, bytes); });
-    return cudaSuccess;
+    return do_or_record([=] { std::memset(p, value, bytes); });
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) { return done(*free = *total = kDeviceMemory); }
 

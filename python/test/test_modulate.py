@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import plumb_layernorm
-from helpers import DEVICE, UNITS, learning
+from helpers import DEVICE, UNITS, gradients, learning
 from plumb_layernorm import layer_norm_modulate
 from plumb_layernorm._modulate import composed
 
@@ -20,17 +20,12 @@ def given(shape, dtype, gated):
     return (make(*shape), chunks[1], chunks[0], *more), [make(*shape) for _ in "12"]
 
 
-def results(function, tensors, douts, eps=1e-6):
-    out = function(*tensors[:3], eps, residual=tensors[3], gate=tensors[4]) if function is layer_norm_modulate else function(
-        *tensors, eps)
-    out = list(out) if isinstance(out, tuple) else [out]
-    leaves = [t for t in tensors if t is not None]
-    return out + list(torch.autograd.grad(out, leaves, [d.to(o.dtype) for d, o in zip(douts, out)]))
+def ours(x, scale, shift, residual, gate):
+    return layer_norm_modulate(x, scale, shift, residual=residual, gate=gate)
 
 
-def chunked(tensors, dtype=None):
-    """leaves of the same values; those of samples as far apart as they were"""
-    return [t if t is None else t.detach().to(dtype or t.dtype).requires_grad_() for t in tensors]
+def theirs(*tensors):
+    return composed(*tensors, 1e-6)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -38,13 +33,12 @@ def chunked(tensors, dtype=None):
 @pytest.mark.parametrize("shape", [(2, 37, 1152), (3, 5, 4, 768), (5, 1, 384), (1, 19, 77), (40, 3, 64)], ids=str)
 def test_modulate_is_pytorchs(shape, dtype, gated):
     tensors, douts = given(shape, dtype, gated)
-    found = results(layer_norm_modulate, chunked(tensors), douts)
-    again = results(layer_norm_modulate, chunked(tensors), douts)
-    exact = [t if t is None else t.double() for t in chunked(tensors)]
+    found, again = (gradients(ours, learning(*tensors), *douts) for _ in "12")
+    exact = learning(*tensors, dtype=torch.float64)
     if gated:  # what is normalised is rounded
         total = (exact[3] + exact[4].reshape(shape[0], *(1,) * (len(shape) - 2), -1) * exact[0]).to(dtype)
         assert (found[1] - total).abs().max() <= UNITS[dtype] * total.abs().max()
-    expected = results(composed, learning(*exact), [d.double() for d in douts])
+    expected = gradients(theirs, exact, *douts)
     for k, (a, b, c) in enumerate(zip(found, expected, again)):
         assert a.shape == b.shape and torch.equal(a, c)
         assert (a.double() - b).abs().max() <= 2 * UNITS[dtype] * b.abs().max(), f"result {k}"
@@ -66,12 +60,12 @@ def test_modulate_compiles(gated):
     torch.compiler.reset()
     tensors, douts = given((2, 16, 256), BF16, gated)
 
-    def call(x, scale, shift, residual, gate, eps):
-        found = layer_norm_modulate(x * 2, scale, shift, eps, residual=residual, gate=gate)
+    def call(x, *others):
+        found = ours(x * 2, *others)
         return tuple(t + 1 for t in found) if gated else found + 1
 
     compiled = torch.compile(call, fullgraph=True)
-    for a, b in zip(results(compiled, chunked(tensors), douts), results(call, chunked(tensors), douts)):
+    for a, b in zip(*(gradients(function, learning(*tensors), *douts) for function in (compiled, call))):
         assert torch.equal(a, b)
 
 
