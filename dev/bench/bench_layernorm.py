@@ -45,7 +45,7 @@ import triton
 
 import layernorm_peers
 import tables
-from layernorm_peers import Autograd, Problem
+from layernorm_peers import Problem, Runner
 
 REPLAYS, WARMUP_REPLAYS, REPLAY_US = 9, 2, 3000
 PLACES = 5  # where input and output lie badly for each other, a call alone takes longer, whoever makes it
@@ -144,7 +144,7 @@ def times_at(place, apply, problem):
         del y  # the timed calls get its block, but for one as large as what do_bench allocates
         times = triton.testing.do_bench(lambda: apply(x, weight, bias), **options)
     else:
-        dy = p.dy[place % p.sets]
+        dy = p.douts[place % p.sets]
         y.backward(dy, retain_graph=True)
         where = x.data_ptr(), dy.data_ptr(), x.grad.data_ptr()
         x.grad = None
@@ -154,32 +154,28 @@ def times_at(place, apply, problem):
 
 
 # ---- one point -------------------------------------------------------------------------------------------------------
-def correct_runners(peers, problem, rows):
-    """{name: runner} of those whose results are right; the others get a note in rows"""
-    p, runners = problem, {}
+def correct_runners(peers, problem, rows, most):
+    """{name: runner} of those whose results are right; the others get a note in rows; most: of the errors of others than ours"""
+    runners = {}
     for name, apply in peers.items():
-        rms = p.bias is None and name != layernorm_peers.OUR_LAYERNORM
-        expected = layernorm_peers.exact(p.x[0], p.weight, p.bias, p.dy[0],
-                                         layernorm_peers.eager_rms if rms else layernorm_peers.eager)
-        expected = expected[1:] if p.mode == "backward" else expected[:1]
-        row = rows[name]
         try:
-            runner = Autograd(apply, p)
-            row["error"] = round(layernorm_peers.worst_error(getattr(runner, p.mode)(0), expected), 3)
+            runner, expected = Runner(apply, problem), problem.exact(name)
+            worst = layernorm_peers.worst_error(getattr(runner, problem.mode)(0), expected)
         except Exception as error:  # refuses this shape: the others go on
-            note_failure(error, row)
+            note_failure(error, rows[name])
             continue
-        # 16-bit sums over rows, as some peers keep them, cost several roundings
-        if row["error"] <= (2 if name == "ours" or p.mode == "forward" else 8):
+        rows[name]["error"] = round(worst, 3)
+        if worst <= (2 if name == "ours" else most):
             runners[name] = runner
         else:
-            row["note"] = "WRONG"
+            rows[name]["note"] = "WRONG"
     return runners
 
 
 def measure(rows, problem, peers):
     """into rows, {provider: row}"""
-    runners = correct_runners(peers, problem, rows)
+    # 16-bit sums over rows, as some peers keep them, cost several roundings
+    runners = correct_runners(peers, problem, rows, 2 if problem.mode == "forward" else 8)
     kernel_times(runners, problem, rows)
     right = {name: peers[name] for name in runners}
     del runners  # and what it keeps allocated
@@ -258,7 +254,7 @@ def race_fp8(path):
             try:
                 apply = make()
                 if layernorm_peers.fp8_is_right(apply(*given), *given):
-                    runners[name] = Autograd(apply, problem)
+                    runners[name] = Runner(apply, problem)
                 else:
                     rows[name]["note"] = "WRONG"
             except Exception as error:  # the others go on
@@ -323,20 +319,9 @@ def race_modulate(path):
     for samples, tokens, C in MODULATE:
         for gated, mode in ((g, m) for g in (False, True) for m in ("forward", "backward")):
             problem = layernorm_peers.ModulateProblem(samples, tokens, C, gated, mode)
-            expected, rows, runners = problem.exact(), {name: {} for name in makers}, {}
-            for name, make in makers.items():
-                try:
-                    runner = layernorm_peers.ModulateRunner(make(), problem)
-                    error = layernorm_peers.worst_error(getattr(runner, mode)(0), expected)
-                    rows[name]["error"] = round(error, 3)
-                    # of gradients that are rounded before they are summed, too
-                    if error <= (2 if name == "ours" else 16):
-                        runners[name] = runner
-                    else:
-                        rows[name]["note"] = "WRONG"
-                except Exception as error:  # the others go on
-                    note_failure(error, rows[name])
-            del expected
+            peers, rows = {name: make() for name, make in makers.items()}, {name: {} for name in makers}
+            # 16: of gradients that are rounded before they are summed, too
+            runners = correct_runners(peers, problem, rows, 16)
             kernel_times(runners, problem, rows)
             us = {name: row["us"] for name, row in rows.items() if "us" in row}
             lines.append({"mode": mode, "gated": gated, "samples": samples, "tokens": tokens, "C": C} |

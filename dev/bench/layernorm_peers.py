@@ -279,13 +279,8 @@ def eager_modulate(x, scale, shift, residual=None, gate=None):
 
 
 def ours_modulate():
-    package = importlib.import_module("plumb_layernorm")
-
-    def apply(x, scale, shift, residual=None, gate=None):
-        found = package.layer_norm_modulate(x, scale, shift, EPS, residual=residual, gate=gate)
-        return found if isinstance(found, tuple) else (found,)
-
-    return apply
+    norm = importlib.import_module("plumb_layernorm").layer_norm_modulate
+    return lambda x, scale, shift, residual=None, gate=None: norm(x, scale, shift, EPS, residual=residual, gate=gate)
 
 
 def modulate_peers():
@@ -312,24 +307,12 @@ class ModulateProblem:
 
     gigabytes_a_second = lambda self, us: self.bytes / us * 1e-3  # noqa: E731
 
-    def exact(self):
-        """what set 0 gives, in float64"""
+    def exact(self, name):
+        """what set 0 gives, in float64, whoever computes it"""
         leaves = [t.detach().double().requires_grad_() for t in self.given[0]]
         results = eager_modulate(*leaves)
         grads = torch.autograd.grad(results, leaves, [d.double() for d in self.douts[0]]) if self.mode == "backward" else ()
         return grads or results
-
-
-class ModulateRunner:
-    def __init__(self, apply, problem):
-        self.apply, self.problem = apply, problem
-        self.results = [apply(*leaves) for leaves in problem.given] if problem.mode == "backward" else None
-
-    def forward(self, k):
-        return self.apply(*self.problem.given[k])
-
-    def backward(self, k):
-        return torch.autograd.grad(self.results[k], self.problem.given[k], self.problem.douts[k], retain_graph=True)
 
 
 # ---- LayerNorm to e4m3 and its transpose: apply(x, weight, bias) gives both and the largest |y| ----------------------
@@ -462,23 +445,31 @@ class Problem:
         self.weight, self.bias = (torch.rand(shape.C, **new).requires_grad_() for _ in range(2))
         self.bias = None if rms else self.bias
         self.x = [torch.randn(shape.N, shape.C, **new).mul_(0.5).sub_(2.3).requires_grad_() for _ in range(self.sets)]
-        self.dy = [torch.randn(shape.N, shape.C, **new).mul_(0.1)
-                   for _ in range(self.sets if mode == "backward" else 1)]
+        self.given = [(x, self.weight, self.bias) for x in self.x]
+        self.douts = [torch.randn(shape.N, shape.C, **new).mul_(0.1)
+                      for _ in range(self.sets if mode == "backward" else 1)]
 
     def gigabytes_a_second(self, us):
         return self.bytes / us * 1e-3
 
+    def exact(self, name):
+        """what set 0 gives, in float64: y, or the gradients"""
+        rms = self.bias is None and name != OUR_LAYERNORM
+        y, *gradients = exact(*self.given[0], self.douts[0], eager_rms if rms else eager)
+        return gradients if self.mode == "backward" else [y]
 
-class Autograd:
-    """a peer as the clocks call it: a call's results are returned, so that they can be kept"""
+
+class Runner:
+    """a peer as the clocks call it, on a problem: a call's results are returned, so that they can be kept"""
 
     def __init__(self, apply, problem):
         self.apply, self.problem = apply, problem
-        self.y = [apply(x, problem.weight, problem.bias) for x in problem.x] if problem.mode == "backward" else None
+        self.results = [apply(*leaves) for leaves in problem.given] if problem.mode == "backward" else None
 
     def forward(self, k):
-        return (self.apply(self.problem.x[k], self.problem.weight, self.problem.bias),)
+        found = self.apply(*self.problem.given[k])
+        return found if isinstance(found, tuple) else (found,)
 
     def backward(self, k):
         p = self.problem
-        return torch.autograd.grad(self.y[k], given(p.x[k], p.weight, p.bias), p.dy[k], retain_graph=True)
+        return torch.autograd.grad(self.results[k], given(*p.given[k]), p.douts[k], retain_graph=True)
