@@ -56,13 +56,22 @@ Tensor new_bytes(int64_t bytes, const Tensor& beside) {
     return Tensor(made);
 }
 
+// what all calls have: the type and the place of the rows x, and the stream
+template <typename Arguments>
+Arguments arguments_for(const Tensor& x, const StablePlace& place) {
+    Arguments a{};
+    a.struct_size = sizeof a;
+    a.dtype = type_code(x);
+    a.inp = x.const_data_ptr();
+    a.stream = place.stream();
+    return a;
+}
+
 void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& statistics, const Tensor& x,
              const MaybeTensor& residual, const MaybeTensor& weight, const MaybeTensor& bias, int64_t C,
              double eps, bool rms) {
     StablePlace place(x.get_device_index());
-    llmc_layernorm_forward_args a{};
-    a.struct_size = sizeof a;
-    a.dtype = type_code(x);
+    auto a = arguments_for<llmc_layernorm_forward_args>(x, place);
     const MaybeTensor& parameter = weight.has_value() ? weight : bias;
     a.weight_dtype = parameter.has_value() ? type_code(*parameter) : 0;
     a.N = x.numel() / C;
@@ -75,12 +84,10 @@ void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& stati
         a.mean = statistics->mutable_data_ptr();
         a.rstd = second_row((char*)a.mean, x, a.N);
     }
-    a.inp = x.const_data_ptr();
     a.weight = readable(weight);
     a.bias = readable(bias);
     a.residual = writable(sum);
     a.inp2 = readable(residual);
-    a.stream = place.stream();
     check(llmc_layernorm_forward(&a));
 }
 
@@ -89,9 +96,7 @@ void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTens
               const Tensor& x, const MaybeTensor& mean, const Tensor& rstd, const MaybeTensor& weight,
               int64_t C, bool accumulate_dx, bool rms) {
     StablePlace place(x.get_device_index());
-    llmc_layernorm_backward_args a{};
-    a.struct_size = sizeof a;
-    a.dtype = type_code(x);
+    auto a = arguments_for<llmc_layernorm_backward_args>(x, place);
     a.weight_dtype = weight.has_value() ? type_code(*weight) : 0;
     const MaybeTensor& grad = dweight.has_value() ? dweight : dbias;
     a.grad_dtype = grad.has_value() ? type_code(*grad) : 0;
@@ -104,11 +109,9 @@ void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTens
     a.dbias = writable(dbias);
     a.dout = dout.const_data_ptr();
     a.dout_dtype = type_code(dout);
-    a.inp = x.const_data_ptr();
     a.weight = readable(weight);
     a.mean = readable(mean);
     a.rstd = rstd.const_data_ptr();
-    a.stream = place.stream();
     check(llmc_layernorm_backward_workspace(C, &a.workspace_size));
     Tensor workspace = new_bytes((int64_t)a.workspace_size, x);
     a.workspace = workspace.mutable_data_ptr();
@@ -121,9 +124,7 @@ void forward_fp8(const Tensor& out, const MaybeTensor& transposed, const Tensor&
                  const MaybeTensor& residual, const Tensor& weight, const Tensor& bias, const Tensor& scale,
                  double eps) {
     StablePlace place(x.get_device_index());
-    llmc_layernorm_forward_fp8_args a{};
-    a.struct_size = sizeof a;
-    a.dtype = type_code(x);
+    auto a = arguments_for<llmc_layernorm_forward_fp8_args>(x, place);
     a.C = weight.numel();
     a.N = x.numel() / a.C;
     a.eps = eps;
@@ -132,13 +133,11 @@ void forward_fp8(const Tensor& out, const MaybeTensor& transposed, const Tensor&
     a.amax = (float*)amax.mutable_data_ptr();
     a.mean = (float*)statistics.mutable_data_ptr();
     a.rstd = a.mean + a.N;
-    a.inp = x.const_data_ptr();
     a.weight = weight.const_data_ptr();
     a.bias = bias.const_data_ptr();
     a.scale = (const float*)scale.const_data_ptr();
     a.residual = writable(sum);
     a.inp2 = readable(residual);
-    a.stream = place.stream();
     check(llmc_layernorm_forward_fp8(&a));
 }
 
@@ -149,9 +148,7 @@ void modulate_forward(const Tensor& out, const MaybeTensor& sum, const MaybeTens
                       const Tensor& inp, const Tensor& scale, const Tensor& shift, const MaybeTensor& inp2,
                       const MaybeTensor& gate, double eps) {
     StablePlace place(inp.get_device_index());
-    llmc_layernorm_modulate_forward_args a{};
-    a.struct_size = sizeof a;
-    a.dtype = type_code(inp);
+    auto a = arguments_for<llmc_layernorm_modulate_forward_args>(inp, place);
     a.samples = scale.size(0);
     a.C = scale.size(1);
     a.tokens = inp.numel() / scale.numel();
@@ -161,7 +158,6 @@ void modulate_forward(const Tensor& out, const MaybeTensor& sum, const MaybeTens
         a.mean = (float*)statistics->mutable_data_ptr();
         a.rstd = a.mean + a.samples * a.tokens;
     }
-    a.inp = inp.const_data_ptr();
     a.scale = scale.const_data_ptr();
     a.shift = shift.const_data_ptr();
     a.residual = writable(sum);
@@ -170,7 +166,6 @@ void modulate_forward(const Tensor& out, const MaybeTensor& sum, const MaybeTens
     a.scale_stride = stride_of(scale);
     a.shift_stride = stride_of(shift);
     a.gate_stride = stride_of(gate);
-    a.stream = place.stream();
     check(llmc_layernorm_modulate_forward(&a));
 }
 
@@ -180,9 +175,7 @@ void modulate_backward(const Tensor& dinp, const Tensor& dscale, const Tensor& d
                        const Tensor& inp, const Tensor& statistics, const Tensor& scale,
                        const MaybeTensor& dresidual, const MaybeTensor& inp2, const MaybeTensor& gate) {
     StablePlace place(inp.get_device_index());
-    llmc_layernorm_modulate_backward_args a{};
-    a.struct_size = sizeof a;
-    a.dtype = type_code(inp);
+    auto a = arguments_for<llmc_layernorm_modulate_backward_args>(inp, place);
     a.samples = scale.size(0);
     a.C = scale.size(1);
     a.tokens = inp.numel() / scale.numel();
@@ -190,7 +183,6 @@ void modulate_backward(const Tensor& dinp, const Tensor& dscale, const Tensor& d
     a.dscale = dscale.mutable_data_ptr();
     a.dshift = dshift.mutable_data_ptr();
     a.dout = dout.const_data_ptr();
-    a.inp = inp.const_data_ptr();
     a.mean = (const float*)statistics.const_data_ptr();
     a.rstd = a.mean + a.samples * a.tokens;
     a.scale = scale.const_data_ptr();
@@ -201,7 +193,6 @@ void modulate_backward(const Tensor& dinp, const Tensor& dscale, const Tensor& d
     a.gate = readable(gate);
     a.scale_stride = stride_of(scale);
     a.gate_stride = stride_of(gate);
-    a.stream = place.stream();
     check(llmc_layernorm_modulate_backward_workspace(a.C, &a.workspace_size));
     Tensor workspace = new_bytes((int64_t)a.workspace_size, inp);
     a.workspace = workspace.mutable_data_ptr();

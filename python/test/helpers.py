@@ -3,6 +3,7 @@ import contextlib
 import math
 import os
 import socket
+from collections import namedtuple
 
 import torch
 
@@ -65,6 +66,26 @@ def exact(function, tensors, *douts):
     return gradients(function, learning(*tensors, dtype=torch.float64), *(d.double() for d in douts))
 
 
+def second(function, leaves, *douts):
+    first = torch.autograd.grad(function(*leaves), leaves, douts, create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+
+def compiled_graphs(function, leaves, *douts):
+    """the graphs that torch.compile makes of it, that of the forward pass first; results and gradients"""
+    from torch._dynamo.backends.common import aot_autograd
+    graphs = []
+
+    def look(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=look, bw_compiler=look))
+    results = gradients(compiled, leaves, *douts)
+    return graphs, results
+
+
 def ours(x, weight, bias, normalized=1, eps=1e-5):
     return plumb_layernorm.layer_norm(x, tuple(x.shape[-normalized:]), weight, bias, eps)
 
@@ -79,6 +100,23 @@ def ours_residual(x, residual, weight, bias):
 
 def theirs_residual(x, residual, weight, bias):
     return theirs(x + residual, weight, bias), x + residual
+
+
+def ours_rms(x, weight, normalized=1, eps=1e-6, offset=0.0):
+    return plumb_layernorm.rms_norm(x, tuple(x.shape[-normalized:]), weight, eps, offset=offset)
+
+
+def theirs_rms(x, weight, normalized=1, eps=1e-6, offset=0.0):
+    weight = weight if weight is None else weight + offset
+    return torch.nn.functional.rms_norm(x, x.shape[-normalized:], weight, eps)
+
+
+def ours_residual_rms(x, residual, weight):
+    return plumb_layernorm.residual_rms_norm(x, residual, x.shape[-1], weight, 1e-6)
+
+
+Norm = namedtuple("Norm", "ours ours_residual theirs parameters")  # parameters: of weight and bias, how many
+NORMS = {"layer_norm": Norm(ours, ours_residual, theirs, 2), "rms_norm": Norm(ours_rms, ours_residual_rms, theirs_rms, 1)}
 
 
 @contextlib.contextmanager

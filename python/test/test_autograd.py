@@ -8,8 +8,8 @@ from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from helpers import (EXTENSION, exact, gradients, inputs, is_ours, learning, near, ours,
-                     ours_residual, theirs, theirs_residual)
+from helpers import (EXTENSION, exact, gradients, inputs, is_ours, learning, near, ours, ours_residual, second, theirs,
+                     theirs_residual)
 
 only_extension = pytest.mark.skipif(not EXTENSION, reason="of the extension")
 
@@ -145,11 +145,6 @@ def test_threads():
 
 
 # ---- derivatives of derivatives, tangents, transforms ------------------------------------------------------
-def second(function, leaves, *douts):
-    first = torch.autograd.grad(function(*leaves), leaves, douts, create_graph=True)
-    return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
-
-
 def second_terms(function, leaves, dout):
     """The second derivatives of `second` are sums of products: the same sums of the products' magnitudes,
     to which the error of each rounding is in proportion"""

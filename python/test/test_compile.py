@@ -4,48 +4,31 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 import plumb_layernorm
-from helpers import (DEVICE, HALF, error, exact, gradients, group_of_one, inputs, learning, near, ours, ours_residual, theirs,
-                     theirs_residual)
+from helpers import (DEVICE, HALF, NORMS, compiled_graphs, error, exact, group_of_one, inputs, learning, near, ours,
+                     ours_residual, theirs)
 
 BACKWARD = "plumb_layernorm_stable.backward"
 
 
-def rms(x, weight, bias=None):
-    return plumb_layernorm.rms_norm(x, x.shape[-1], weight, 1e-6)
-
-
-def their_rms(x, weight, bias=None):
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
-
-
-def graphs_of(function, leaves, *douts, **options):
+def graphs_of(*call):
     """(text of the forward and of the backward graph, results and gradients)"""
-    texts = []
-
-    def look(graph, example_inputs):
-        texts.append(graph.print_readable(print_output=False))
-        return graph.forward
-
-    torch.compiler.reset()
-    compiled = torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=look, bw_compiler=look), **options)
-    results = gradients(compiled, leaves, *douts)
-    return texts, results
+    graphs, results = compiled_graphs(*call)
+    return [graph.print_readable(print_output=False) for graph in graphs], results
 
 
-@pytest.mark.parametrize("function,reference", [(ours, theirs), (rms, their_rms)], ids=["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 @pytest.mark.parametrize("dtype,weight_dtype", [(t, w) for t in HALF for w in (t, torch.float32)], ids=str)
 @pytest.mark.parametrize("shape", [(6, 1024), (2, 3, 768)], ids=str)
-def test_backward_is_ours(shape, dtype, weight_dtype, function, reference):
-    x, weight, bias, dy = inputs(shape, dtype, weight_dtype)
-    given = (x, weight) if function is rms else (x, weight, bias)
-    (forward, backward), results = graphs_of(function, learning(*given), dy)
+def test_backward_is_ours(shape, dtype, weight_dtype, norm):
+    *given, dy = inputs(shape, dtype, weight_dtype)
+    given = given[:1 + norm.parameters]
+    (forward, backward), results = graphs_of(norm.ours, learning(*given), dy)
     assert BACKWARD in backward and "plumb" not in forward.replace("plumb_layernorm/", "")
-    assert [r.dtype for r in results] == [dtype, dtype, *[weight_dtype] * (len(given) - 1)]
-    near(results, exact(reference, given, dy))
+    assert [r.dtype for r in results] == [dtype, dtype, *[weight_dtype] * norm.parameters]
+    near(results, exact(norm.theirs, given, dy))
 
 
 def columns(shape, dtype=torch.bfloat16, weight_dtype=None, without=()):

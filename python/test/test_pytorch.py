@@ -10,8 +10,8 @@ from torch.distributed.tensor import distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import plumb_layernorm
-from helpers import (DEVICE, EXTENSION, HALF, exact, gradients, group_of_one, inputs, is_ours, learning, near, ours,
-                     ours_residual, theirs)
+from helpers import (DEVICE, EXTENSION, HALF, compiled_graphs, exact, gradients, group_of_one, inputs, is_ours, learning, near,
+                     ours, ours_residual, theirs)
 
 cuda = pytest.mark.skipif(DEVICE != "cuda", reason="of CUDA")
 BACKENDS = ["inductor"] if DEVICE == "cuda" else ["aot_eager", "inductor"]
@@ -119,27 +119,17 @@ def reference_block(x, residual, weight, bias):
     return theirs(z, None, None) + total, total
 
 
-def compiled_operators(function, *leaves_and_dy):
+def compiled_operators(*call):
     """(the names of the operators in the graphs that torch.compile makes of it, its results and gradients)"""
-    found = []
-
-    def look(graph, example_inputs):
-        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return graph.forward
-
-    from torch._dynamo.backends.common import aot_autograd
-    torch.compiler.reset()
-    backend = aot_autograd(fw_compiler=look, bw_compiler=look)
-    compiled = torch.compile(function, fullgraph=True, backend=backend)
-    *leaves, dy = leaves_and_dy
-    return found, gradients(compiled, leaves, dy)
+    graphs, results = compiled_graphs(*call)
+    return [str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"], results
 
 
 @pytest.mark.skipif(not EXTENSION, reason="of the extension's operators")
 def test_compiled_operator_is_pytorchs():
     x, weight, bias, dy = inputs((6, 64))
     operator = torch.ops.plumb_layernorm.layer_norm.default
-    found, results = compiled_operators(lambda *leaves: operator(leaves[0], [64], *leaves[1:]), *learning(x, weight, bias), dy)
+    found, results = compiled_operators(lambda *leaves: operator(leaves[0], [64], *leaves[1:]), learning(x, weight, bias), dy)
     near(results, exact(theirs, (x, weight, bias), dy))
     assert "aten.native_layer_norm.default" in found and not any("plumb" in name for name in found)
 
@@ -153,7 +143,7 @@ def test_compiled_module_is_pytorchs(dtype, autocast):
     for kind in (plumb_layernorm.LayerNorm, nn.LayerNorm):
         model = nn.Sequential(kind(64), nn.Linear(64, 64)).to(DEVICE, dtype)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
-            found.append(compiled_operators(model, *learning(x), dy)[0])
+            found.append(compiled_operators(model, learning(x), dy)[0])
     assert found[0] == found[1] and any("layer_norm" in name for name in found[0])
 
 

@@ -3,22 +3,25 @@ import pytest
 import torch
 
 import plumb_layernorm
-from helpers import (DEVICE, TYPES, exact, gradients, inputs, is_ours, learning, near, ours, ours_residual,
+from helpers import (DEVICE, NORMS, TYPES, exact, gradients, inputs, is_ours, learning, near, ours, ours_residual,
                      theirs, theirs_residual)
 
+each_norm = pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 SHAPES = [(1, 3), (1, 5, 7, 65), (131, 768), (2, 9, 769), (17, 1600), (64, 1024), (5, 4097), (40, 8192),
           (3, 20000)]
 
 
+@each_norm
 @pytest.mark.parametrize("dtype,weight_dtype", TYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_shapes(shape, dtype, weight_dtype):
-    x, weight, bias, dy = inputs(shape, dtype, weight_dtype)
-    leaves = learning(x, weight, bias)
-    y = ours(*leaves)
+def test_shapes(shape, dtype, weight_dtype, norm):
+    *tensors, dy = inputs(shape, dtype, weight_dtype)
+    tensors = tensors[:1 + norm.parameters]
+    leaves = learning(*tensors)
+    y = norm.ours(*leaves)
     assert is_ours(y) and y.dtype == dtype and y.is_contiguous()
-    near(gradients(ours, leaves, dy), exact(theirs, (x, weight, bias), dy))
-    assert torch.equal(ours(x, weight, bias), y), "without gradients, other bits"
+    near(gradients(norm.ours, leaves, dy), exact(norm.theirs, tensors, dy))
+    assert torch.equal(norm.ours(*tensors), y), "without gradients, other bits"
 
 
 @pytest.mark.parametrize("dtype,weight_dtype", TYPES, ids=str)
@@ -31,21 +34,23 @@ def test_absent_parameters(dtype, weight_dtype, has_weight, has_bias):
     near(gradients(ours, leaves, dy), exact(theirs, given, dy))
 
 
+@each_norm
 @pytest.mark.parametrize("dtype,weight_dtype", TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 5, 64), (33, 768), (9, 1025)], ids=str)
-def test_residual(shape, dtype, weight_dtype):
-    x, weight, bias, dy = inputs(shape, dtype, weight_dtype)
+def test_residual(shape, dtype, weight_dtype, norm):
+    x, *parameters, dy = inputs(shape, dtype, weight_dtype)
     residual, _, _, dsum = inputs(shape, dtype, seed=1)
-    leaves = learning(x, residual, weight, bias)
-    y, total = ours_residual(*leaves)
+    parameters = parameters[:norm.parameters]
+    leaves = learning(x, residual, *parameters)
+    y, total = norm.ours_residual(*leaves)
     assert is_ours(y) and is_ours(total) and torch.equal(total, x + residual)
-    assert torch.equal(y, ours(total, weight, bias)), "the sum is not rounded as x + residual is"
+    assert torch.equal(y, norm.ours(total, *parameters)), "the sum is not rounded as x + residual is"
 
-    def from_sum(s, w, b):  # the rounding of the sum, which is of 16 bits, is no error
-        return theirs(s, w, b), s + 0
+    def from_sum(s, *parameters):  # the rounding of the sum, which is of 16 bits, is no error
+        return norm.theirs(s, *parameters), s + 0
 
-    y, s, ds, dw, db = exact(from_sum, (total, weight, bias), dy, dsum)
-    near(gradients(ours_residual, leaves, dy, dsum), [y, s, ds, ds, dw, db])
+    y, s, ds, *of_parameters = exact(from_sum, (total, *parameters), dy, dsum)
+    near(gradients(norm.ours_residual, leaves, dy, dsum), [y, s, ds, ds, *of_parameters])
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -60,19 +65,23 @@ def test_residual_one_result_used(which):
     near(*([g for g in gradients if g is not None] for gradients in found))
 
 
-def test_residual_of_other_types_or_shapes_is_added_by_pytorch():
-    x, weight, bias, _ = inputs((4, 6, 64), torch.bfloat16, torch.float32)
+@each_norm
+def test_residual_of_other_types_or_shapes_is_added_by_pytorch(norm):
+    x, *parameters, _ = inputs((4, 6, 64), torch.bfloat16, torch.float32)
+    parameters = parameters[:norm.parameters]
     for residual in (torch.randn(4, 6, 64, device=DEVICE),
                      torch.randn(6, 64, device=DEVICE, dtype=torch.bfloat16)):
-        y, total = ours_residual(*learning(x, residual, weight, bias))
+        y, total = norm.ours_residual(*learning(x, residual, *parameters))
         assert torch.equal(total, x + residual) and total.dtype == (x + residual).dtype
-        assert torch.equal(y, ours(total, weight, bias))
+        assert torch.equal(y, norm.ours(total, *parameters))
 
 
-def test_two_normalized_dimensions_and_eps():
-    x, weight, bias, dy = inputs((6, 4, 24), normalized=2)
-    near(gradients(lambda *a: ours(*a, 2, 0.1), learning(x, weight, bias), dy),
-         exact(lambda *a: theirs(*a, 2, 0.1), (x, weight, bias), dy))
+@each_norm
+def test_two_normalized_dimensions_and_eps(norm):
+    *tensors, dy = inputs((6, 4, 24), normalized=2)
+    tensors = tensors[:1 + norm.parameters]
+    near(gradients(lambda *a: norm.ours(*a, 2, 0.1), learning(*tensors), dy),
+         exact(lambda *a: norm.theirs(*a, 2, 0.1), tensors, dy))
 
 
 def apart(x, first):
