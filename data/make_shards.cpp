@@ -109,34 +109,25 @@ void wait_for_input(int fd) {
 
 // ---- reading -----------------------------------------------------------------------------------
 
-struct InputFile {
-    int fd;
-    explicit InputFile(const std::string& path)
-        : fd(path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
-    ~InputFile() {
-        if (fd > STDIN_FILENO) { close(fd); }
-    }
-    InputFile(const InputFile&) = delete;
-};
-
 // everything of a file, or of standard input ("-"), to `add`; as_is: text or not
 void read_file(const std::string& path, bool as_is,
                const std::function<void(const uint8_t* bytes, size_t count)>& add) {
-    const InputFile file(path);
+    const Descriptor file(path == "-" ? -1 : open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    const int fd = path == "-" ? STDIN_FILENO : file;
     const std::string name = path == "-" ? "standard input" : path;
     const auto fail = [&](const char* what) {
         throw Error(kExitBadInput,
                     "{}: cannot {}: {}. Expected a file or folder that you may read: check its name.", name,
                     what, std::strerror(errno));
     };
-    if (file.fd < 0) { fail("open"); }
+    if (fd < 0) { fail("open"); }
 
     std::vector<uint8_t> buffer(kReadBytes);
     for (bool first = !as_is, end = false; !end; first = false) {
         size_t count = 0;
         while (!end && count < kHeadBytes) {  // a pipe may give them one by one
-            wait_for_input(file.fd);
-            const ssize_t more = read(file.fd, buffer.data() + count, buffer.size() - count);
+            wait_for_input(fd);
+            const ssize_t more = read(fd, buffer.data() + count, buffer.size() - count);
             if (more < 0) { fail("read"); }
             count += (size_t)more;
             end = more == 0;
