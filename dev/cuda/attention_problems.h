@@ -117,10 +117,8 @@ inline void add_query_bounds(const AttentionShape& s, const AttentionRounding& r
 inline AttentionBounds attention_bounds(const AttentionShape& s, const AttentionRounding& rounding,
                                         const std::vector<double>& qkv, const std::vector<double>& dout,
                                         const std::vector<double>& out, const std::vector<double>& lse) {
-    AttentionBounds b;
-    b.out.resize(out.size());
-    b.lse.resize(lse.size());
-    b.dqkv.resize(qkv.size());
+    AttentionBounds b{std::vector<double>(out.size()), std::vector<double>(lse.size()),
+                      std::vector<double>(qkv.size())};
 #pragma omp parallel for schedule(dynamic)
     for (int head = 0; head < s.B * s.NH; head++) {
         size_t inside = (size_t)(head % s.NH) * s.HS, batch = (size_t)(head / s.NH) * s.T * s.C();

@@ -47,9 +47,8 @@ inline Version attention_rung(const char* name, const char* idea,
 
 // ---- the roof
 // Attention's roof: the longest of three times, each of which no version can be faster than:
-//   products       those of the 64 x 64 tiles up to the diagonal, at the rate of a large product by cuBLASLt:
-//   2 forward, 5
-//                  backward
+//   products       those of the 64 x 64 tiles up to the diagonal, 2 forward and 5 backward, at the rate of a large product by
+//                  cuBLASLt
 //   exponentials   one for each pair of a query and a key, at the rate of a kernel that computes nothing else
 //   bytes          what must be read and written once, at the rate of a kernel that only copies (roof.cuh)
 // The rates are measured in the process, the first two once.

@@ -274,23 +274,16 @@ inline void check_item(const Shootout& s, const CheckItem& item, const ShootoutO
 
 // the shootout's list, or the shapes and types of the command line
 inline std::vector<CheckItem> check_list(const Shootout& s, const ShootoutOptions& o) {
-    std::vector<CheckItem> list;
-    auto wanted = [&](Dtype dtype) {
-        return o.dtypes.empty() || std::find(o.dtypes.begin(), o.dtypes.end(), dtype) != o.dtypes.end();
-    };
-    if (o.shapes.empty()) {
-        for (const auto& item : s.checks) {
-            if (wanted(item.dtype)) { list.push_back(item); }
-        }
-    }
+    std::vector<CheckItem> list = o.shapes.empty() ? s.checks : std::vector<CheckItem>{};
     for (const auto& shape : o.shapes) {
         for (Dtype dtype : kDtypes) {
-            if (wanted(dtype)) {
-                list.push_back(
-                    {.dtype = dtype, .shape = shape, .reruns = o.for_sanitizer ? 2 : 50, .form = form_of(o)});
-            }
+            list.push_back(
+                {.dtype = dtype, .shape = shape, .reruns = o.for_sanitizer ? 2 : 50, .form = form_of(o)});
         }
     }
+    std::erase_if(list, [&](const CheckItem& item) {
+        return !o.dtypes.empty() && std::ranges::find(o.dtypes, item.dtype) == o.dtypes.end();
+    });
     return list;
 }
 

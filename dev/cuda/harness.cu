@@ -20,16 +20,17 @@ void require_known_versions(const Shootout& s, const ShootoutOptions& o) {
     for (const auto& name : names) { known += " " + name; }
     for (const auto& name : o.only) {
         if (std::find(names.begin(), names.end(), name) != names.end()) { continue; }
-        throw Error(kExitUsage, fmt::format("{} has no version {}; it has:{}", s.op, name, known));
+        throw Error(kExitUsage, "{} has no version {}; it has:{}", s.op, name, known);
     }
 }
 
 // options that this op, or what was asked of it, has no use for
 void require_meaning(const Shootout& s, const ShootoutOptions& o) {
+    auto refuse_if = [](bool given, const std::string& what) {
+        if (given) { throw Error(kExitUsage, what); }
+    };
     auto refuse = [&](bool given, const char* option, const char* who) {
-        if (given) {
-            throw Error(kExitUsage, fmt::format("{}: {} has no use for it; {}", option, s.op, who));
-        }
+        refuse_if(given, fmt::format("{}: {} has no use for it; {}", option, s.op, who));
     };
     refuse(o.accumulate && !s.accumulates, "--accumulate", "layernorm_backward has a form that adds");
     refuse(o.dropout && !s.drops, "--dropout", "residual_layernorm_forward and layernorm_backward have it");
@@ -38,19 +39,12 @@ void require_meaning(const Shootout& s, const ShootoutOptions& o) {
     refuse(o.sweep && s.sweep.empty(), "--sweep", "LayerNorm's shootouts have a list for it");
     refuse(o.latency && s.latency.empty(), "--latency", "LayerNorm's shootouts have a list for it");
     refuse(o.explain && !s.explain, "--explain", "LayerNorm's shootouts have it");
-    if (o.latency && (o.sweep || o.accumulate || o.dropout)) {
-        throw Error(
-            kExitUsage,
-            "--latency goes with none of --sweep, --accumulate and --dropout; ask for them one by one");
-    }
-    if (o.check && (o.accumulate || o.dropout) && o.shapes.empty()) {
-        throw Error(
-            kExitUsage,
-            "--check --accumulate, --dropout: add --shape; the usual list of checks has those forms already");
-    }
-    if (o.check && !o.json.empty()) {
-        throw Error(kExitUsage, "--json writes what a race measures; --check measures nothing");
-    }
+    refuse_if(o.latency && (o.sweep || o.accumulate || o.dropout),
+              "--latency goes with none of --sweep, --accumulate and --dropout; ask for them one by one");
+    refuse_if(
+        o.check && (o.accumulate || o.dropout) && o.shapes.empty(),
+        "--check --accumulate, --dropout: add --shape; the usual list of checks has those forms already");
+    refuse_if(o.check && !o.json.empty(), "--json writes what a race measures; --check measures nothing");
 }
 
 }  // namespace

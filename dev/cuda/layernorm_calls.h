@@ -68,5 +68,19 @@ template <typename Act>
 void with_out(const CallForm& form, const Act& act) {
     *form.out == Dtype::kBf16 ? act.template operator()<__nv_bfloat16>() : act.template operator()<__half>();
 }
+// act.operator()<W, Grad, Out>() by the form of a call with rows of T
+template <typename T, typename Act>
+void with_types(const CallForm& form, const Act& act) {
+    if constexpr (std::is_same_v<T, float>) {
+        if (form.out) {
+            return with_out(form, [&]<typename Out>() { act.template operator()<T, T, Out>(); });
+        }
+    }
+    if constexpr (sizeof(T) == 2) {
+        if (form.fp32_weight) { return act.template operator()<float, float, T>(); }
+        if (form.fp32_gradients) { return act.template operator()<T, float, T>(); }
+    }
+    act.template operator()<T, T, T>();
+}
 
 }  // namespace llmc

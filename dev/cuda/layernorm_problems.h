@@ -198,9 +198,9 @@ struct BackwardTruth {
     int64_t N;
     int C;
     Values dout, inp, weight, mean, rstd;  // weight: null = 1; mean: null = 0, of RMSNorm
-    std::vector<double> dinp, dweight, dbias;
-    std::vector<RowGradient> rows;
-    std::vector<double> abs_dweight, abs_dbias;  // sum over rows of |dy xhat|, of |dy|
+    std::vector<double> dinp = std::vector<double>(N * C), dweight = std::vector<double>(C), dbias = dweight;
+    std::vector<RowGradient> rows = std::vector<RowGradient>(N);
+    std::vector<double> abs_dweight = dweight, abs_dbias = dbias;  // sum over rows of |dy xhat|, of |dy|
 
     BackwardTruth(Dtype dtype, int64_t N, int C, Values dout, Values inp, Values weight, Values mean,
                   Values rstd)
@@ -210,13 +210,7 @@ struct BackwardTruth {
           inp(std::move(inp)),
           weight(std::move(weight)),
           mean(std::move(mean)),
-          rstd(std::move(rstd)),
-          dinp(N * C),
-          dweight(C),
-          dbias(C),
-          rows(N),
-          abs_dweight(C),
-          abs_dbias(C) {
+          rstd(std::move(rstd)) {
         auto compute = [&](auto reference, auto... more) {
             reference(dinp.data(), dweight.data(), dbias.data(), this->dout->data(), this->inp->data(),
                       data_of(this->weight), data_of(this->mean), this->rstd->data(), N, C, more...,

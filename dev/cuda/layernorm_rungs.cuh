@@ -99,20 +99,9 @@ inline Dropout device_dropout(const Problem& p) {
 template <typename T>
 Version shipped_forward() {
     auto run = [](const TensorSet& t, const Problem& p, int) {
-        const Dropout dropout = device_dropout(p);
-        if constexpr (std::is_same_v<T, float>) {
-            if (p.form.out) {
-                return with_out(p.form, [&]<typename Out>() {
-                    layernorm_forward(forward_call<T, T, Out>(t, p), kStream, dropout);
-                });
-            }
-        }
-        if constexpr (sizeof(T) == 2) {
-            if (p.form.fp32_weight) {
-                return layernorm_forward(forward_call<T, float>(t, p), kStream, dropout);
-            }
-        }
-        layernorm_forward(forward_call<T, T>(t, p), kStream, dropout);
+        with_types<T>(p.form, [&]<typename W, typename Grad, typename Out>() {
+            layernorm_forward(forward_call<T, W, Out>(t, p), kStream, device_dropout(p));
+        });
     };
     return {.name = "ship",
             .idea = "the dispatcher that trains",
@@ -149,22 +138,11 @@ std::vector<Version> with_shipped_forward(std::vector<Version> ladder) {
 template <typename T>
 Version shipped_backward() {
     auto run = [](const TensorSet& t, const Problem& p, int) {
-        auto launch = [&](auto call) {
+        with_types<T>(p.form, [&]<typename W, typename Grad, typename Out>() {
+            auto call = backward_call<T, Grad, W, Out>(t, p, t.scratch());
             call.dropout = device_dropout(p);
             layernorm_backward(call, kStream);
-        };
-        if constexpr (std::is_same_v<T, float>) {
-            if (p.form.out) {
-                return with_out(p.form, [&]<typename Out>() {
-                    layernorm_backward(backward_call<T, T, T, Out>(t, p, t.scratch()), kStream);
-                });
-            }
-        }
-        if constexpr (sizeof(T) == 2) {
-            if (p.form.fp32_weight) { return launch(backward_call<T, float, float>(t, p, t.scratch())); }
-            if (p.form.fp32_gradients) { return launch(backward_call<T, float, T>(t, p, t.scratch())); }
-        }
-        launch(backward_call<T, T, T>(t, p, t.scratch()));
+        });
     };
     return {.name = "ship",
             .idea = "the dispatcher that trains",

@@ -163,15 +163,10 @@ struct Verdict {
     bool ok() const { return over == 0; }
 
     void merge(const Verdict& v) {
-        if (v.at >= 0 && (at < 0 || v.worst > worst || (v.worst == worst && v.at < at))) {
-            worst = v.worst;
-            at = v.at;
-            found = v.found;
-            bound = v.bound;
-            unwritten = v.unwritten;
-        }
-        over += v.over;
-        elements += v.elements;
+        const int64_t all_over = over + v.over, all_elements = elements + v.elements;
+        if (v.at >= 0 && (at < 0 || v.worst > worst || (v.worst == worst && v.at < at))) { *this = v; }
+        over = all_over;
+        elements = all_elements;
     }
 };
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "llmc/host/base/error.h"
+#include "llmc/host/files/json.h"
 
 namespace llmc {
 
@@ -113,15 +114,6 @@ inline std::string line_of(const Columns& columns, const Row& row) {
 
 // ---- JSON ---------------------------------------------------------------------------------------
 
-inline std::string json_string(const std::string& text) {
-    std::string out = "\"";
-    for (char c : text) {
-        if (c == '"' || c == '\\') { out += '\\'; }
-        out += (unsigned char)c < 0x20 ? ' ' : c;
-    }
-    return out + '"';
-}
-
 // JSON has neither NaN nor infinity
 inline std::string json_number(double value) {
     return std::isfinite(value) ? fmt::format("{:.9g}", value) : "null";
@@ -131,11 +123,11 @@ inline std::string json_number(double value) {
 class JsonObject {
 public:
     JsonObject& raw(const char* name, const std::string& value) {
-        text_ += fmt::format("{}{}: {}", text_.empty() ? "" : ", ", json_string(name), value);
+        text_ += fmt::format("{}{}: {}", text_.empty() ? "" : ", ", json_text(name), value);
         return *this;
     }
-    JsonObject& set(const char* name, const std::string& value) { return raw(name, json_string(value)); }
-    JsonObject& set(const char* name, const char* value) { return raw(name, json_string(value)); }
+    JsonObject& set(const char* name, const std::string& value) { return raw(name, json_text(value)); }
+    JsonObject& set(const char* name, const char* value) { return raw(name, json_text(value)); }
     JsonObject& set(std::initializer_list<std::pair<const char*, double>> numbers) {
         for (const auto& [name, value] : numbers) { raw(name, json_number(value)); }
         return *this;

@@ -33,7 +33,7 @@ TEST_CASE("a row: bandwidth and share of the roof, dashes where nothing was meas
 }
 
 TEST_CASE("JSON: quotes are escaped, what is not a number is null, the file holds rows and context") {
-    CHECK(json_string("a\"b\\c\n") == "\"a\\\"b\\\\c \"");
+    CHECK(JsonObject().set("x", "a\"b\\c\n").str() == "{\"x\": \"a\\\"b\\\\c\\n\"}");
     CHECK(json_number(NAN) == "null");
     CHECK(json_number(0.5) == "0.5");
     Report report;
