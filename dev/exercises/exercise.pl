@@ -11,6 +11,7 @@ use warnings;
 use File::Basename;
 use File::Find;
 use File::Path qw(make_path);
+use Text::Wrap qw(wrap);
 
 my $begin = '// The exercise begins here.';
 my $end   = '// The exercise ends here.';
@@ -91,13 +92,8 @@ sub hole {
     return $all;
 }
 sub wrapped {
-    my ($text) = @_;
-    my ($lines, $line) = ('', '//');
-    for my $word (split ' ', $text) {
-        if (length("$line $word") > 110) { $lines .= "$line\n"; $line = '//    '; }
-        $line .= " $word";
-    }
-    return "$lines$line\n";
+    local ($Text::Wrap::columns, $Text::Wrap::unexpand) = (111, 0);
+    return wrap('// ', '//     ', split(' ', $_[0])) . "\n";
 }
 
 # ---- grading

@@ -44,12 +44,11 @@ Case case_of(const std::string& text) {
 }
 
 Problem make_problem(std::string_view exercise, const Case& c) {
-    if (exercise.starts_with("attention")) { return attention_forward_problem(c.dtype, c.shape, c.inputs); }
-    if (exercise.starts_with("residual")) {
-        return residual_layernorm_forward_problem(c.dtype, c.shape, c.inputs);
-    }
-    return exercise.starts_with("layernorm_forward") ? layernorm_forward_problem(c.dtype, c.shape, c.inputs)
-                                                     : layernorm_backward_problem(c.dtype, c.shape, c.inputs);
+    auto* make = exercise.starts_with("attention")           ? attention_forward_problem
+                 : exercise.starts_with("residual")          ? residual_layernorm_forward_problem
+                 : exercise.starts_with("layernorm_forward") ? layernorm_forward_problem
+                                                             : layernorm_backward_problem;
+    return make(c.dtype, c.shape, c.inputs, {});
 }
 
 void say(const Finding& f) {
@@ -74,14 +73,6 @@ struct Outcome {
     // Somebody adds in an order of his own: the bound is for the most additions that there are.
     Sums sums() const { return {.row = 2.0 * p.C + 16, .column = (double)p.N + 64}; }
     Verdict at(size_t o, int64_t i) const { return judge(p.out[o], sums(), found[o].data(), i); }
-    bool wrong(bool only_unwritten = false) const {
-        for (size_t o = 0; o < found.size(); o++) {
-            for (int64_t i = 0; i < p.out[o].rows * p.out[o].cols; i++) {
-                if (Verdict v = at(o, i); only_unwritten ? v.unwritten : !v.ok()) { return true; }
-            }
-        }
-        return false;
-    }
 };
 
 Outcome run(std::string_view name, const Case& c) {
@@ -168,13 +159,11 @@ std::string mistake_by_inputs(const std::vector<Outcome>& all, const std::vector
     constexpr double kMoreBits = 1 << 17;  // how much more sums in bf16 may err than those in fp32
     if (tried.size() > types.size() && types.count(kFp32) == 0 && worst < kMoreBits) {
         return "mistake: a sum, or a number on its way, is held in T: all is right in fp32, and in bf16 it "
-               "errs as rounding to bf16 "
-               "does. Acc is the type of what is summed. ";
+               "errs as rounding to bf16 does. Acc is the type of what is summed. ";
     }
     if (inputs == std::set{Inputs::kOffset}) {
         return "mistake: digits are lost where the mean is many deviations away from zero: the squares are "
-               "not about the mean "
-               "(E[x^2] - E[x]^2), or the sums are of x and not of x - x[0]. ";
+               "not about the mean (E[x^2] - E[x]^2), or the sums are of x and not of x - x[0]. ";
     }
     if (inputs == std::set{Inputs::kOutlier}) {
         return "mistake: expf overflows where scores are large: take the row's largest score off before. ";
@@ -191,7 +180,7 @@ std::string some(const char* what, const std::set<int64_t>& these, int64_t of) {
     return fmt::format("{} of {} {}s, the first {} and {}", n, of, what, first, *std::next(these.begin()));
 }
 
-// of the first output that is
+// of the first output that is; "" if none is
 std::string where_wrong(const Outcome& made, bool unwritten) {
     for (size_t o = 0; o < made.found.size(); o++) {
         const Output& out = made.p.out[o];
@@ -213,8 +202,7 @@ std::string where_wrong(const Outcome& made, bool unwritten) {
         Verdict v = made.at(o, first);
         return fmt::format(
             "{} is wrong in {}. At {} {}{}: expected {:.7g}, found {:.7g}, where rounding explains a "
-            "difference of {:.2g}. "
-            "With {}",
+            "difference of {:.2g}. With {}",
             out.name, where, unit, first / out.cols,
             matrix ? fmt::format(", column {}", first % out.cols) : "", (*out.truth)[first], v.found, v.bound,
             made.name());
@@ -225,8 +213,9 @@ std::string where_wrong(const Outcome& made, bool unwritten) {
 void judge_results(std::string_view exercise, const std::vector<Outcome>& all) {
     std::vector<const Outcome*> wrong;
     for (const Outcome& made : all) {
-        if (made.wrong(true)) { return find(Kind::kUnwritten, where_wrong(made, true)); }
-        if (made.wrong()) { wrong.push_back(&made); }
+        const std::string unwritten = where_wrong(made, true);
+        if (!unwritten.empty()) { return find(Kind::kUnwritten, unwritten); }
+        if (!where_wrong(made, false).empty()) { wrong.push_back(&made); }
     }
     if (wrong.empty()) { return; }
     std::string mistake = mistake_by_formula(exercise, wrong);
@@ -267,7 +256,7 @@ int main(int argc, char** argv) {
             f.text += ". With " + all.back().name();
             ended = ended || (f.kind != Kind::kRace && f.kind != Kind::kUninitialised);
         }
-        if (i == 3 && !all[0].wrong()) { traffic = traffic_beyond(argv[2]); }
+        if (i == 3 && where_wrong(all[0], false).empty()) { traffic = traffic_beyond(argv[2]); }
     }
     if (!ended) { judge_results(exercise, all); }
     if (!traffic.empty()) { find(Kind::kTraffic, traffic); }
