@@ -90,16 +90,10 @@ static void modulate_backward_refused(llmc_layernorm_modulate_backward_args a, i
 
 static void test_modulate(void) {
     const int invalid = LLMC_LAYERNORM_INVALID, unsupported = LLMC_LAYERNORM_UNSUPPORTED;
-    const llmc_layernorm_modulate_forward_args f = {.struct_size = sizeof f,
-                                                    .dtype = LLMC_LAYERNORM_BFLOAT16,
-                                                    .out = memory,
-                                                    .inp = memory,
-                                                    .scale = memory,
-                                                    .shift = memory,
-                                                    .samples = 2,
-                                                    .tokens = 3,
-                                                    .C = 8};
     llmc_layernorm_modulate_forward_args a;
+    llmc_layernorm_modulate_forward_args f = {
+        .struct_size = sizeof f, .dtype = LLMC_LAYERNORM_BFLOAT16, .samples = 2, .tokens = 3, .C = 8};
+    f.out = memory, f.inp = f.scale = f.shift = memory;
     a = f, a.struct_size = 0, modulate_refused(a, invalid, "struct_size is 0");
     a = f, a.dtype = LLMC_LAYERNORM_FLOAT64, modulate_refused(a, unsupported, "dtype is float64");
     a = f, a.reserved = 1, modulate_refused(a, unsupported, "reserved 1");
