@@ -22,11 +22,9 @@ using namespace llmc::choices;
 namespace {
 
 std::string demangled(const std::string& name) {
-    int status = 0;
-    char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
-    std::string all = text != nullptr ? text : name.c_str();
-    std::free(text);
-    return all;
+    const std::unique_ptr<char, decltype(&std::free)> text(
+        abi::__cxa_demangle(name.c_str(), nullptr, nullptr, nullptr), &std::free);
+    return text != nullptr ? text.get() : name;
 }
 
 // kernel and layout, by the name of a kernel or of the function that launches it
