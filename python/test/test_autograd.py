@@ -1,5 +1,5 @@
 """Autograd's rules: what is saved, asked for twice, changed, hooked, differentiated again."""
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import plumb_layernorm
 import pytest
@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from helpers import (EXTENSION, exact, gradients, inputs, is_ours, learning, near, ours, ours_residual, second, theirs,
+from helpers import (EXTENSION, NORMS, exact, gradients, inputs, is_ours, learning, near, ours, ours_residual, second, theirs,
                      theirs_residual)
 
 only_extension = pytest.mark.skipif(not EXTENSION, reason="of the extension")
@@ -125,23 +125,14 @@ def test_no_grad_and_inference_mode(case):
 
 
 def test_threads():
-    wrong = []
-
     def work(seed):
         x, weight, bias, dy = inputs((64, 256), seed=seed)
         expected = exact(theirs, (x, weight, bias), dy)
         for _ in range(20):
-            try:
-                near(gradients(ours, learning(x, weight, bias), dy), expected)
-            except AssertionError as error:
-                wrong.append(error)
+            near(gradients(ours, learning(x, weight, bias), dy), expected)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))  # what is wrong in a thread is raised here
 
 
 # ---- derivatives of derivatives, tangents, transforms ------------------------------------------------------
@@ -229,23 +220,25 @@ def test_subclass_of_two_tensors():
         near([part], [leaf.grad])
 
 
-def test_function_transforms():
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_function_transforms(norm):
     x, weight, bias, dy = inputs((5, 16), torch.float64)
+    more = (bias,)[:norm.parameters - 1]
 
     def cubes_gradient(function, x):
-        return torch.func.grad(lambda x: function(x, weight, bias).pow(3).sum())(x)
+        return torch.func.grad(lambda x: function(x, weight, *more).pow(3).sum())(x)
 
-    for transform in (lambda f: torch.func.grad(lambda x: (f(x, weight, bias) * dy).sum())(x),
-                      lambda f: torch.func.grad(lambda w: (f(x, w, bias) * dy).sum())(weight),
-                      lambda f: torch.func.jacrev(lambda x: f(x, weight, bias))(x),
-                      lambda f: torch.func.jvp(lambda x: f(x, weight, bias), (x,), (dy,))[1],
-                      lambda f: torch.func.vmap(lambda x: f(x, weight, bias))(x),
+    for transform in (lambda f: torch.func.grad(lambda x: (f(x, weight, *more) * dy).sum())(x),
+                      lambda f: torch.func.grad(lambda w: (f(x, w, *more) * dy).sum())(weight),
+                      lambda f: torch.func.jacrev(lambda x: f(x, weight, *more))(x),
+                      lambda f: torch.func.jvp(lambda x: f(x, weight, *more), (x,), (dy,))[1],
+                      lambda f: torch.func.vmap(lambda x: f(x, weight, *more))(x),
                       lambda f: torch.func.grad(lambda x: cubes_gradient(f, x).square().sum())(x),
-                      lambda f: torch.func.hessian(lambda x: f(x, weight, bias).square().sum())(x[:1])):
-        near([transform(ours)], [transform(theirs)])
-    leaves = learning(x, weight, bias)
+                      lambda f: torch.func.hessian(lambda x: f(x, weight, *more).square().sum())(x[:1])):
+        near([transform(norm.ours)], [transform(norm.theirs)])
+    leaves = learning(x, weight, *more)
     near(*[torch.autograd.grad(f(*leaves), leaves, torch.stack([dy, -dy]), is_grads_batched=True)
-           for f in (ours, theirs)])
+           for f in (norm.ours, norm.theirs)])
 
 
 def test_tangent_of_the_incoming_gradient():

@@ -175,8 +175,7 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
 }
 
 int llmc_layernorm_modulate_backward_workspace(int64_t C, size_t* bytes) {
-    *bytes = workspace_bytes(C);
-    return LLMC_LAYERNORM_OK;
+    return llmc_layernorm_backward_workspace(C, bytes);
 }
 
 int llmc_layernorm_modulate_forward(const llmc_layernorm_modulate_forward_args* args) {
