@@ -34,8 +34,7 @@ inline std::string fp8_tensor_name(const GPT2Config& c, int64_t place) {
                        kTensors[kFp8Weights[place % kFp8Linears]].name, layer % c.num_layers);
 }
 
-// The largest magnitudes of the steps before, as a checkpoint has them: (roles,layers,linears,kFp8History), the last step
-// first, 0 where there was none.
+// The largest magnitudes of steps before, as checkpoints have them: (roles,layers,linears,kFp8History), last first, or 0.
 constexpr int64_t fp8_maxima(const GPT2Config& c) { return fp8_tensors(c) * kFp8History; }
 
 // Scales where nothing is known yet: an input is mostly below 56, and the gradient of the mean loss of these rows, times them,

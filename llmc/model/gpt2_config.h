@@ -29,8 +29,7 @@ struct GPT2Config {
 // the vocabulary rounded up to whole 64-row tiles: 50,257 -> 50,304
 constexpr int padded_vocab(int vocab_size) { return (vocab_size + 63) / 64 * 64; }
 
-// how a tensor is initialised: N(0, 0.02), the same scaled by 1 / sqrt(2 L) for what writes the residual
-// stream, 0, or 1
+// how a tensor is initialised: N(0, 0.02), the same over sqrt(2 L) for what writes the residual stream, 0, 1
 enum class Init { kNormal, kResidual, kZero, kOne };
 
 enum Tensor {
@@ -96,8 +95,7 @@ inline constexpr std::array<TensorInfo, kNumTensors> kTensors = {{
 constexpr bool is_block_matrix(int tensor) { return kTensors[tensor].per_layer && kTensors[tensor].matrix; }
 
 // A layer's copy of such a weight: `count` matrices (rows, cols), one below the other. q, k and v are three:
-// each is a map of its own, and as their gradients differ in size, the largest would decide how far the other
-// two go in one matrix.
+// each is a map of its own, and as their gradients differ in size, the largest would decide for all in one matrix.
 struct BlockMatrices {
     int count, rows, cols;
     int shorter() const { return std::min(rows, cols); }
@@ -137,8 +135,7 @@ inline uint32_t dropout_place(const GPT2Config& c, int layernorm, int layer) {
     return (uint32_t)(layernorm == kLnfw ? 2 * c.num_layers : 2 * layer + (layernorm == kLn2w));
 }
 
-// Where each tensor lies in memory, in elements of a 4-byte type (offsets are multiples of 64 elements = 256
-// bytes).
+// Where each tensor lies in memory, in elements of 4 bytes (offsets are multiples of 64 elements, 256 bytes).
 class ParameterLayout {
 public:
     // block_matrices = false: of what only the other tensors have, such as AdamW's second moments beside Muon
@@ -182,8 +179,7 @@ void for_each_piece(const GPT2Config& c, const ParameterLayout& layout, int tens
     }
 }
 
-// The random parameters of a new model. Each value depends on the seed, the tensor and its index in file
-// order alone.
+// A new model's random parameters. Each depends on the seed, the tensor and its index in file order alone.
 
 // values = those of a tensor from `first` on, in file order; the padding rows of wte are 0
 inline void initial_values(const GPT2Config& config, uint64_t seed, int tensor, int64_t first,

@@ -101,8 +101,7 @@ struct MemoryPlan {
     int64_t fp8_weights = 0, fp8_saved = 0;
 };
 
-// Throws Error(kExitDevice) if there is less than the plan takes: a small file can ask for a large model.
-// what: the file, for the message.
+// Throws Error(kExitDevice) if there is less than the plan takes: a small file can ask for a large model. what: the file.
 inline void require_room(const MemoryPlan& plan, const std::string& what) {
     if (plan.available < 0 || plan.total() <= plan.available) { return; }
     throw Error(kExitDevice, "{}: this model needs {}, but {} is available", what, bytes_text(plan.total()),
@@ -128,8 +127,7 @@ public:
     // Whether it has that: Muon's tensors have no second moment, and none is loaded or saved. Maxima of FP8, loaded behind
     // the parameters, are for one that computes in it; another takes no notice of them.
     virtual bool holds(State state, int tensor) const = 0;
-    // Optimizer steps that happened (skipped ones do not count); set before parameters are loaded, as their rounding
-    // depends on it.
+    // Optimizer steps that happened (not skipped ones); set before parameters are loaded: their rounding depends on it.
     virtual int64_t updates() const = 0;
     virtual void set_updates(int64_t n) = 0;
 
@@ -147,8 +145,7 @@ public:
     virtual std::span<const float> logits_last() const = 0;
 };
 
-// One kind of model: what is known of it before there is one, and how it is made. Micro-batches have up to B rows of up
-// to T tokens.
+// One kind of model: what is known before there is one, and how it is made. Micro-batches: up to B rows of up to T tokens.
 struct ModelFactory {
     // what it will allocate, before it does
     MemoryPlan (*plan)(const GPT2Config&, int B, int T, const ModelSettings&) = nullptr;

@@ -13,8 +13,7 @@
 
 namespace llmc {
 
-// Elements from begin to end in memory (ParameterLayout); kept: the place of the first one among those that a
-// rank keeps.
+// Elements from begin to end in memory (ParameterLayout); kept: the place of the first one in what a rank keeps.
 struct SharePart {
     int64_t begin = 0, end = 0, kept = 0;
     int64_t size() const { return end - begin; }
@@ -66,8 +65,7 @@ struct StateShares : Shares {
 
     int64_t chunks() const { return chunks_before(elements()); }
     const Shares& of(State s) const { return s == State::kSecondMoment ? seconds : *this; }
-    // The chunks of rank 0's share, then those of rank 1's ...; rank r's are from chunk_begins()[r] to
-    // chunk_begins()[r + 1].
+    // The chunks of rank 0's share, then rank 1's ...; rank r's are from chunk_begins()[r] to chunk_begins()[r + 1].
     std::vector<NormChunk> chunks_by_rank() const;
     std::vector<int64_t> chunk_begins() const;
     int64_t chunks_in(const SharePart& part) const {  // that begin there

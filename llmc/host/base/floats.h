@@ -37,8 +37,7 @@ inline uint16_t to_fp16(float x) {
 inline double exp_simd(double x) { return std::exp(x); }
 
 // exp(x) = 2^k exp(r), k = round(x / ln 2), |r| <= ln 2 / 2, exp(r) by its series to r^7 (the next term is
-// below 6e-9). Within 2 ulp for -87 <= x <= 88, a number below 1.7e-38 under that, NaN for NaN; x must not be
-// over 88.
+// below 6e-9). Within 2 ulp for -87 <= x <= 88, the largest x; below, a number under 1.7e-38; NaN for NaN.
 inline float exp_simd(float x) {
     constexpr float kRound =
         12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low mantissa bits

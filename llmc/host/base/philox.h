@@ -24,8 +24,7 @@ constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, st
 // what a random number is used for: streams that never meet
 enum class RandomUse : uint32_t { kInit = 0, kRounding = 32, kSampling = 64, kFixture = 96, kDropout = 128 };
 
-// `use` + a small number (the tensor, for initialisation) and `step` share two counter words; index takes the
-// others
+// `use` + a small number (of initialisation, the tensor) and `step` are two counter words, index the others
 constexpr std::array<uint32_t, 4> random_bits(uint64_t seed, RandomUse use, uint32_t which, uint32_t step,
                                               uint64_t index) {
     return philox4x32({(uint32_t)index, (uint32_t)(index >> 32), (uint32_t)use + which, step},

@@ -19,8 +19,7 @@ uint32_t utf8_code_point(std::string_view text, size_t length);
 // The bytes at the end of text that may become a character when more text follows: 0 to 3.
 size_t utf8_unfinished(std::string_view text);
 
-// For a terminal: control characters, with which a text could drive it, become \xHH, except newline and tab,
-// and so does what is not UTF-8.
+// For a terminal: control characters, which could drive it, and what is not UTF-8 become \xHH; newline and tab stay.
 std::string printable_text(std::string_view text);
 
 // a name from a file in a message: printable, on one line, at most 80 characters, in quotes
@@ -42,8 +41,7 @@ std::string count_text(int64_t n);
 // opens would otherwise get the number of its standard output, and what it prints. Call it first in main.
 void open_standard_streams();
 
-// What the mains share: opens the standard streams, calls the program, and makes a message and an exit code of what it throws.
-// cure: for want of memory.
+// What mains share: standard streams, and of what the program throws a message and an exit code. cure: for want of memory.
 int run_program(const char* name, const char* cure, const std::function<int()>& program);
 
 // What has been printed is where it should be, or an Error (kExitSaveFailed): the disk is full, say. If nobody reads the

@@ -48,8 +48,7 @@ std::string folder_of(const std::string& path);  // that it lies in; "." of a ba
 // the names in a folder, sorted; nothing if there is no such folder
 std::optional<std::vector<std::string>> folder_names(const std::string& path);
 
-// A whole file; nothing if there is none. Throws Error(kExitBadInput) if it is no regular file, or longer
-// than that.
+// A whole file; nothing if there is none. Throws Error(kExitBadInput) if it is longer, or no regular file.
 std::optional<std::string> read_whole(const std::string& path, int64_t most_bytes = INT64_MAX);
 
 struct Digest {
@@ -70,8 +69,7 @@ private:
     int64_t bytes_ = 0;
 };
 
-// Size and XXH3 of a file's content from a byte on; nothing if there is none. Throws Error(kExitBadInput) if
-// it is no regular file.
+// Size and XXH3 of a file from a byte on; nothing if there is none. Throws Error(kExitBadInput) if it is not regular.
 std::optional<Digest> digest_file(const std::string& path, int64_t from = 0);
 
 // Device, inode, size and both times of a file as one word each: the same as before means that nobody has
@@ -110,8 +108,7 @@ private:
 };
 
 // Reads the header of a file. Each accessor checks what it returns and throws Error(kExitBadInput)
-// naming file, field, found, expected and the cure given at construction ("make token shards with
-// data/make_shards").
+// naming file, field, found, expected and the cure ("make token shards with data/make_shards").
 class HeaderReader {
 public:
     HeaderReader(const RegularFile& file, const char* kind, int32_t magic, std::string cure);
@@ -137,8 +134,7 @@ inline bool multiply_fits(uint64_t a, uint64_t b, uint64_t* product) {
 // Writes a file under a temporary name beside the target; commit() flushes, fsyncs and renames it, so that
 // the target is at every moment the old file or the whole new one. Without commit() the destructor removes
 // the temporary; one that a killed process has left is removed by the next writer of the same file. Errors:
-// kExitUsage if the folder cannot be written or the target is a folder, device or pipe, kExitSaveFailed if
-// writing fails (disk full).
+// kExitUsage if the folder cannot be written or the target is no file, kExitSaveFailed if writing fails (disk full).
 class FileWriter {
 public:
     explicit FileWriter(const std::string& path);
@@ -164,8 +160,7 @@ void require_no_input(const std::string& out, const std::string& input);
 // a whole file; errors as FileWriter's
 Digest write_text_file(const std::string& path, const std::string& text);
 
-// Makes what was renamed in a folder durable: without it a power loss may bring the old names back. Throws
-// Error(kExitSaveFailed).
+// Makes what was renamed in a folder durable: a power loss could undo it. Throws Error(kExitSaveFailed).
 void sync_folder(const std::string& folder);
 
 // makes a folder and its parents; throws Error(kExitUsage) if that fails or if files cannot be created in it
@@ -188,8 +183,7 @@ public:
     // if the folder cannot be written. Where the file system knows no locks, that is said on stderr.
     void take(const std::string& folder);
     bool taken() const { return file_ >= 0; }
-    // Throws Error(kExitSaveFailed) if the folder was moved or its .lock removed since: a save might then replace what
-    // another run has saved.
+    // Throws Error(kExitSaveFailed) if the folder was moved or its .lock removed: a save might replace another run's.
     void require_held() const;
 
 private:

@@ -39,8 +39,7 @@ const T* json_get(const JsonValue& object, std::string_view name) {
 std::string json_line(const JsonValue& value);
 // a text as JSON writes it, in quotes; likewise
 std::string json_text(std::string_view text);
-// The number that `digits` significant digits say: the library writes the fewest that give a double back, which is 17 for most.
-// What is not finite stays as it is.
+// The number that `digits` significant digits say: the library writes up to 17. What is not finite stays as it is.
 double to_digits(double x, int digits);
 
 }  // namespace llmc

@@ -57,8 +57,7 @@ struct SafetensorsTensor {
 
 // Replaces path atomically by a file of these tensors, all of one type (F32, F16 or BF16), in the order of their
 // names, with the note {"format": "pt"} that transformers asks for. read(i, first, values) gives elements of
-// the i-th of tensors, in order; values are rounded to nearest even. before: as FileWriter::commit()'s. Errors as
-// FileWriter's.
+// the i-th of tensors, in order; values are rounded to nearest even. before and errors: as FileWriter's.
 Digest write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
                          TensorType type,
                          const std::function<void(size_t i, int64_t first, std::span<float> values)>& read,

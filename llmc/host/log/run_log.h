@@ -48,8 +48,7 @@ std::string hellaswag_log_line(int64_t step, double accuracy, double normalised)
 using Details = std::vector<std::pair<const char*, std::string>>;
 std::string event_log_line(const char* event, int64_t step, const Details& details = {});
 
-// Each line of a log that has its end, and it as JSON: null where it is none or nests deeper than any of ours, as copies of
-// it go as deep in the stack.
+// Each line of a log that has its end, and it as JSON: null where it is none or nests too deep for copies of it on the stack.
 void for_each_log_line(std::string_view log,
                        const std::function<void(std::string_view, const JsonValue&)>& visit);
 
@@ -69,8 +68,7 @@ class RunHistory {
 public:
     explicit RunHistory(std::string name);
 
-    // Of a run folder, or of a log.jsonl. Throws Error(kExitBadInput) if there is none, or no line of a run
-    // in it.
+    // Of a run folder or a log.jsonl. Throws Error(kExitBadInput) if there is none, or no line of a run in it.
     static RunHistory read(const std::string& path);
 
     // Whole lines of a log, in order. What is no line of a log is passed over.
@@ -108,8 +106,7 @@ private:
 
 constexpr size_t kMostReportBytes = 1'000'000;
 
-// The page. Curves are thinned out until it is small enough; that many runs that it cannot be throw
-// Error(kExitUsage).
+// The page. Curves are thinned out until it is small enough; for too many runs throws Error(kExitUsage).
 std::string report_page(std::vector<RunHistory> runs);
 
 // The sub-command report of both trainers; argv[1] is the command. Returns the program's exit code; throws
@@ -121,8 +118,7 @@ int report_command(int argc, const char* const* argv);
 class RunJournal {
 public:
     // resume_step >= 0: keeps what kept_log_lines() says. resume_step < 0: throws Error(kExitUsage) if there
-    // are steps, so that no run overwrites another. Then comes `start`, a line or "". All of that is there at
-    // once, or the log is what it was.
+    // are steps, so that no run overwrites another. Then comes `start`, a line or "". All at once, or nothing.
     RunJournal(const std::string& folder, int64_t resume_step, const std::string& start = "");
     ~RunJournal();
     RunJournal(const RunJournal&) = delete;
@@ -135,8 +131,7 @@ public:
     const std::string& problem() const { return problem_; }
 
     // Writes report.html, at every moment the old one or the whole new one; unless `now`, only where that takes a small
-    // part of the run's time. A page that cannot be written stops nothing: what was wrong comes back, the first time, as a
-    // line; else "".
+    // part of the run's time. A page that cannot be written stops nothing: a line says why, the first time; else "" comes back.
     std::string write_report(bool now);
 
 private:

@@ -1,5 +1,4 @@
-// The trainers' options: a row for each, what the command line, the config file and the run that goes on make of them, and what
-// must fit together.
+// The trainers' options: their rows, what command line, config file and a run that goes on say, and what must fit together.
 #include "llmc/host/options/options.h"
 
 #include <glob.h>
@@ -260,8 +259,7 @@ std::string config_of_run(const Options& s, const std::vector<Setting>& typed) {
     return std::ranges::any_of(names, is_step) || std::ranges::none_of(typed, is_other) ? own : "";
 }
 
-// The folder of the run may come from elsewhere: what its config.toml asks for beyond the folder and this machine must
-// stand on the command line, too.
+// The folder may come from elsewhere: what its config.toml asks for beyond it and this host the command line must say, too.
 void require_harmless(const std::string& config, const Option& o, const std::string& value) {
     std::error_code ignored;
     const fs::path inside =

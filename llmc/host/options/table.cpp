@@ -38,8 +38,7 @@ bool is_slip(const std::string& a, const std::string& b) {
     return (unlike < 2 && shorter > 1) || (two && a[front] == b[front + 1] && a[front + 1] == b[front]);
 }
 
-// "~/x" below the home folder: a shell leaves the ~ of --out=~/x as it is, and a folder of that name would be made. Any other
-// text stays.
+// "~/x" below the home folder: a shell leaves the ~ of --out=~/x, and a folder of that name would be made. Other texts stay.
 std::string at_home(const std::string& text) {
     if (!text.starts_with("~/")) { return text; }
     const char* home = std::getenv("HOME");

@@ -92,8 +92,7 @@ struct Option : Rules {
     bool is_number() const { return field.kind >= Field::kWhole; }
     std::string allowed() const;     // "1 to 1,024 layers", "auto or window"; "" = any text
     std::string value_text() const;  // what its field holds; "" = nothing, or no value that can be given
-    // Puts a text into the field, or throws; where = the option as it was typed, or the config file's line. Returns the text,
-    // with a ~ expanded.
+    // Puts a text into the field, or throws; where = the option as typed, or the config file's line. Returns it, ~ expanded.
     std::string assign(const std::string& typed, const std::string& where) const;
 };
 
@@ -119,8 +118,7 @@ struct Table {
     // what is missing, and what is said in two ways: each behind the end of a line
     std::string objections(const std::vector<Setting>& settings) const;
     [[noreturn]] void fail(const std::string& objections) const;
-    // Puts what a command line says into the fields and returns it; nothing if it asks for --help or --version, which is printed.
-    // Throws all that is wrong with it.
+    // Puts a command line into the fields and returns it; nothing if it prints --help or --version. Throws all that is wrong.
     std::optional<std::vector<Setting>> parse(int argc, const char* const* argv, int first = 1) const;
 
     std::vector<Option> options;  // in the order of --help
@@ -131,8 +129,7 @@ struct Table {
 
 // A config file's text, which is TOML, put into the fields of the table, checked as strictly as a command line.
 std::vector<Setting> read_config(std::string text, const std::string& file, const Table& table);
-// A text as a config file takes it: JSON's strings are strings of TOML, too, but for one character; what is no UTF-8 becomes a
-// list of bytes.
+// A text as a config file takes it: JSON's strings are TOML's, too, but for one character; no UTF-8 becomes a list of bytes.
 std::string escaped(const std::string& text);
 
 }  // namespace llmc

@@ -1,5 +1,4 @@
-// A job of one rank; and a rank of a job of several: what it exchanges goes through rank 0 over TCP, and a thread watches over
-// the ranks. See comm.h.
+// A job of one rank; a rank of a job of several: exchanges through rank 0 over TCP, and a thread that watches. See comm.h.
 #include "llmc/host/ranks/comm.h"
 
 #include <poll.h>
@@ -196,8 +195,7 @@ private:
 
     // ---- the thread ----
 
-    // Time is counted in ticks of this thread, not by the clock: while this process itself was stopped, the
-    // others' silence says nothing.
+    // Time is counted in this thread's ticks, not by the clock: while this process was stopped, others' silence says nothing.
     void watch() {
         const int64_t between_signs = std::min<int64_t>(kMostBetweenSignsMs, timeout_ms_ / 6);
         int64_t since_sign = between_signs;

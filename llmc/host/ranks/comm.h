@@ -91,8 +91,7 @@ public:
 
     // for messages: where the run is
     virtual void at_step(int64_t) {}
-    // Whether the others may wait for this rank as long as it takes (it saves, say), or --comm-timeout
-    // counts.
+    // Whether the others may wait for this rank as long as it takes (to save, say), or --comm-timeout counts.
     virtual void take_time(bool) {}
 
     // around a wait for something else that needs all ranks (a step on their GPUs): --comm-timeout counts

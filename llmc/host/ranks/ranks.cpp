@@ -157,8 +157,7 @@ private:
         return -1;
     }
 
-    // where the ranks meet: --master, MASTER_ADDR, `host`, or here if all are here; numbered: whether the token tells this job
-    // from all others
+    // where ranks meet: --master, MASTER_ADDR, `host`, or here if all are; numbered: does the token tell this job from others?
     void choose_master(const std::string& host, bool numbered, Ranks* r) const {
         const std::string here = r->local_size == r->size ? "127.0.0.1" : "";
         for (const std::string& one : {o_.master, text("MASTER_ADDR"), host, here}) {

@@ -29,8 +29,7 @@ int ranks_to_start(const Options& options, const Environment& environment, int d
 // torchrun (RANK, WORLD_SIZE), Open MPI, PMI, and of SLURM inside an srun step; else a job of one. A size of
 // more than 1 without its rank is refused, but for WORLD_SIZE, which other programs set too: it is passed over.
 // MASTER_ADDR says at which host they meet, if it is set; the port comes of the job's number, MASTER_PORT and PLUMB_TOKEN. That
-// is a part of the token as well, and so are the options where no launcher has numbered the job. Throws Error(kExitUsage) naming
-// the variable or option.
+// is part of the token, and so are the options, if no job is numbered. Throws Error(kExitUsage) naming the variable or option.
 Ranks find_ranks(const Options& options, const Environment& environment);
 
 // Calls train in each rank of the job that the options and the environment ask for, with options.world_size set, and

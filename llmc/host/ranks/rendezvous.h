@@ -1,5 +1,4 @@
-// How the ranks of a job find each other over TCP: rank 0 listens, and the others connect to it. Whoever does not know
-// the job's token is turned away.
+// How the ranks of a job meet over TCP: rank 0 listens, the others connect. Whoever lacks the job's token is turned away.
 #pragma once
 #include <concepts>
 #include <cstddef>
@@ -14,7 +13,7 @@
 
 namespace llmc {
 
-// a TCP socket that closes itself
+// a TCP socket
 class Socket {
 public:
     explicit Socket(int fd = -1) : fd_(fd) {}
@@ -41,8 +40,7 @@ private:
     int fd_;
 };
 
-// A socket that listens at this port (0: any) of all addresses, or of this host's own alone; not open if that
-// failed, and *why says how.
+// A socket that listens at this port (0: any) of all addresses, or this host's own; not open if that failed: *why says how.
 Socket listen_at(int port, bool local, std::string* why);
 
 // a text in a message of fixed size: cut to fit, and read as far as it goes if whoever has sent it has not ended it
@@ -55,8 +53,7 @@ struct Chars {
     bool operator==(const Chars&) const = default;
 };
 
-// Another rank. Rank 0 has connections to each, the others to rank 0 only: two, so that what watches over the ranks need not
-// wait for what computes.
+// Another rank. Rank 0 is connected to each, the others to rank 0: by two, so that watching need not wait for computing.
 struct Peer {
     Socket control, data;
     std::string who;  // "rank 1 (process 123 on host)", as far as known, else "rank 1"

@@ -54,8 +54,7 @@ public:
         sigprocmask(SIG_BLOCK, &waited_for_, &before_);
     }
 
-    // Returns the job's exit code when all have ended: that of rank 0, or the first that is not 0; kExitPeerLost if a
-    // signal killed one.
+    // The job's exit code when all have ended: rank 0's, or the first that is not 0; kExitPeerLost if a signal killed one.
     int run() {
         const pid_t parent = getpid();
         for (size_t rank = 0; rank < children_.size(); rank++) {

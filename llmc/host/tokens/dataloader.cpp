@@ -361,8 +361,7 @@ std::string series_of(const std::string& path) { return path.substr(0, path.rfin
 
 // ---- rows --------------------------------------------------------------------------------------
 
-// spreads every bit of x over the whole result: the finalizer of the splitmix64 generator (Steele, Lea,
-// Flood, 2014)
+// spreads every bit of x over the whole result: the finalizer of splitmix64 (Steele, Lea, Flood, 2014)
 uint64_t mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -379,8 +378,7 @@ void fill_row(const ShardSet& set, int64_t position, int targets, int row, Batch
     std::copy(window.begin() + 1, window.end(), batch->targets.begin() + begin);
 }
 
-// calls visit(position, targets) for each document until it returns false; see ValidationData for what a
-// document is
+// calls visit(position, targets) for each document (see ValidationData) until it returns false
 template <typename Visit>
 void for_each_document(const ShardSet& set, int end_of_text, Visit visit) {
     std::vector<uint16_t> piece;

@@ -1,8 +1,7 @@
 // Data: the files of tokens that there are, token shards and HellaSwag's questions in llm.c's formats, and the rows that a model
 // is fed: for training, in a shuffled order without end, and for validation, in file order.
 // What a row holds depends on the shards, T and the seed; never on the batch size, the number of GPUs or on
-// where a run was resumed, so that whoever knows the number of a row can read it at any time. Nothing here
-// has state.
+// where a run was resumed, so that whoever knows a row's number can read it at any time. Nothing has state.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -33,8 +32,7 @@ public:
     explicit TokenShard(const std::string& path, int raw_vocab = 0);
     const std::string& path() const { return file_.path(); }
     int64_t num_tokens() const { return num_tokens_; }
-    // tokens [first, first + tokens.size()), which are in the shard; throws Error(kExitBadInput) if they cannot
-    // be read
+    // tokens [first, first + tokens.size()) of the shard; throws Error(kExitBadInput) if they cannot be read
     void read(int64_t first, std::span<uint16_t> tokens) const;
     std::vector<uint16_t> read_all() const;
     void will_need(int64_t first, int64_t count) const;  // soon
@@ -53,8 +51,7 @@ private:
     uint64_t set_id_ = 0, begin_ = kHeaderBytes;
 };
 
-// Replaces path atomically by a shard of these tokens, each < vocab_size <= 65,536; 1 to 2^31 - 1 tokens. before: as
-// FileWriter::commit()'s.
+// Replaces path atomically by a shard of 1 to 2^31 - 1 tokens, each < vocab_size <= 65,536. before: FileWriter::commit()'s.
 void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size,
                        const std::function<void()>& before = nullptr);
 
@@ -67,8 +64,7 @@ void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards);
 // NAME.json.
 //   {"entropy_nats_per_token": Y, "tokens": N, "probes": {"sums": [[position, length], ...], ...}}
 // N is the number of tokens to predict, all of the shard's but the first; N and probes may be left out.
-// A probe is a span of tokens that the text before it determines: a model that has understood predicts each
-// of them.
+// A probe is a span of tokens that the text before it determines: who has understood predicts each of them.
 struct ValInfo {
     double entropy = 0;  // of the source, nats per predicted token
     struct Probe {
@@ -78,8 +74,7 @@ struct ValInfo {
     std::vector<Probe> probes;
 };
 
-// The file beside the shard, or nothing if there is none. Throws Error(kExitBadInput) if it is there and not
-// as above.
+// The file beside the shard, or nothing if there is none. Throws Error(kExitBadInput) if it is not as above.
 std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_tokens);
 
 // ---- HellaSwag ----------------------------------------------------------------------------------
@@ -123,8 +118,7 @@ public:
     explicit EvalFileWriter(int vocab_size) : vocab_size_(vocab_size) {
         require(vocab_size <= kMostTokens, "EvalFileWriter: the vocabulary is too large");
     }
-    // Throws Error(kExitBadInput) that begins with `where` if the format has no room for it, or a part is
-    // empty.
+    // Throws Error(kExitBadInput) that begins with `where` if the format has no room, or a part is empty.
     void add(int label, const std::vector<int>& context,
              const std::array<std::vector<int>, kEvalEndings>& endings, const std::string& where);
     size_t examples() const { return examples_; }
@@ -184,13 +178,11 @@ private:
 
 // Where a permutation of [0, n) has i. It is computed, not stored: a function of n, seed and epoch alone.
 // A Feistel network permutes the smallest 2^(2k) >= n; numbers that leave [0, n) are sent through it again
-// until they come back ("cycle walking": Black, Rogaway, Ciphers with Arbitrary Finite Domains, 2002), fewer
-// than 4 times on average.
+// until they come back (cycle walking: Black, Rogaway, Ciphers with Arbitrary Finite Domains, 2002), under 4 times on average.
 int64_t permuted(int64_t i, int64_t n, uint64_t seed, uint64_t epoch);
 
 // Training data. A window is T + 1 tokens of one shard, and consecutive windows share one token, so that
-// every token but a shard's first is predicted once an epoch (what is left at the end of a shard, fewer than
-// T tokens, is not used).
+// every token but a shard's first is predicted once an epoch (fewer than T at the end of a shard are not used).
 class DataLoader {
 public:
     // throws what ShardSet throws, and Error(kExitBadInput) if no shard holds a window
@@ -202,8 +194,7 @@ public:
     int64_t windows_per_epoch() const { return windows_.back(); }
 
     // Rows [first_row, first_row + B) of the training order. With n windows in an epoch, row r is window
-    // permuted(r % n, n, seed, r / n). batch is overwritten. Throws Error(kExitBadInput) at a token id
-    // outside the vocabulary.
+    // permuted(r % n, n, seed, r / n). Overwrites batch. Throws Error(kExitBadInput) at an id outside the vocabulary.
     void read(int64_t first_row, int B, Batch* batch) const;
     // asks the system to bring these rows into memory meanwhile: for data sets larger than that
     void prefetch(int64_t first_row, int B) const;
@@ -240,8 +231,7 @@ public:
     int64_t row_position(int64_t row) const;
 
     // Rows [first_row, first_row + B); batch is overwritten. What is predicted in a row before has kIgnoreTarget. Positions
-    // after a row's end, and rows from num_rows() on, hold token 0 and kIgnoreTarget. Throws Error(kExitBadInput) at a token id
-    // outside the vocabulary.
+    // after a row's end, and rows from num_rows() on, hold token 0 and kIgnoreTarget. Throws as DataLoader::read().
     void read(int64_t first_row, int B, Batch* batch) const;
 
 private:

@@ -207,8 +207,7 @@ constexpr int kGpt2EndOfText = 50256;
 // the two files that belong together
 constexpr const char* kPairs[][2] = {{"encoder.json", "vocab.bpe"}, {"vocab.json", "merges.txt"}};
 
-// These files write each byte as one character: printable Latin-1 as itself, the other 68 bytes as U+0100 and
-// what follows, in order.
+// These files write each byte as a character: printable Latin-1 as itself, the other 68 as U+0100 and on, in order.
 constexpr std::array<uint16_t, 256> kCharacterOfByte = [] {
     std::array<uint16_t, 256> table{};
     uint16_t next = 256;

@@ -1,8 +1,7 @@
 // Tokenizer: what the token ids mean. One of
 //   bytes (the default): 256 ids, and one for the end of a text
 //   GPT-2's byte-pair encoding, or another of its kind, from the files that OpenAI or Hugging Face publish
-//   a file in the format of llm.c (20240328), which lists the bytes of each id: enough to print what a model
-//   wrote; not to encode
+//   a file in llm.c's format (20240328), the bytes of each id: enough to print what a model wrote, not to encode
 #pragma once
 #include <algorithm>
 #include <array>
@@ -115,8 +114,7 @@ public:
     void save(const std::string& folder, int max_length) const;
 
     int vocab_size() const { return (int)file_.vocabulary.tokens.size(); }
-    // What shards of this tokenizer state: all that a text or its end gives is below. For further tokens, such as [PAD], a model
-    // has rows or not: fits().
+    // What shards of this tokenizer state: all ids of texts and their ends are below. For others, as [PAD]: fits().
     int shard_vocab() const { return bpe_ ? std::max(bpe_->text_ids(), end_of_text() + 1) : vocab_size(); }
     bool made_shards_of(int vocab) const { return shard_vocab() <= vocab && vocab <= vocab_size(); }
     bool fits(int rows) const { return made_shards_of(rows) || may_be_padded(rows, vocab_size()); }

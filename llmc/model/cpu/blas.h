@@ -9,8 +9,7 @@ namespace llmc {
 void matmul_forward_blas(float* out, int64_t ldo, const float* inp, const float* weight, const float* bias,
                          int64_t N, int C, int OC);
 
-// dinp (N,C) = dout weight; dweight (OC,C) += dout^T inp; dbias (OC) or null += column sums of dout (rows ldo
-// apart)
+// dinp (N,C) = dout weight; dweight (OC,C) += dout^T inp; dbias (OC) or null += sums over dout's rows (ldo apart)
 void matmul_backward_blas(float* dinp, float* dweight, float* dbias, const float* dout, int64_t ldo,
                           const float* inp, const float* weight, int64_t N, int C, int OC);
 

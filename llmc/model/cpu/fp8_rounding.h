@@ -1,5 +1,4 @@
-// What --fp8 does on the CPU: the tensors that a GPU holds in FP8 are rounded to it, and stay fp32. The same scales from the
-// same maxima, one step late.
+// --fp8 on the CPU: what a GPU holds in FP8 is rounded to it, and stays fp32. The same scales of the same maxima, a step late.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -39,8 +38,7 @@ public:
         }
     }
 
-    // x rounded; with raise its largest magnitude counts for the scales of the steps that follow. Valid until the next call
-    // with this role.
+    // x rounded; with raise its largest magnitude counts for later steps' scales. Valid until the next call with this role.
     const float* rounded(Fp8Role role, int weight, int layer, std::span<const float> x, bool raise) {
         const auto place = (size_t)fp8_place(config_, role, weight, layer);
         const float scale = scales_[place], inverse = 1 / scale;

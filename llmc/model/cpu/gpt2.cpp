@@ -1,5 +1,4 @@
-// GPT-2 on the CPU: see cpu/gpt2.h. forward() and backward() are the model, in execution order, shapes beside
-// the calls.
+// GPT-2 on the CPU: see cpu/gpt2.h. forward() and backward() are the model, in order, shapes beside the calls.
 #include "llmc/model/cpu/gpt2.h"
 
 #include <xxhash.h>
@@ -322,8 +321,7 @@ bool GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParam
     return true;
 }
 
-// Of the share of the optimizer's state that is here; with ZeRO-1 the parameters then come together, else the
-// gradients' sums before.
+// Of the optimizer's share that is here; with ZeRO-1 the parameters then come together, else the gradients' sums before.
 void GPT2Cpu::update(const StepParams& params, double grad_scale) {
     updates_++;
     const StateShares& shares = sums_.shares();

@@ -1,6 +1,5 @@
 // The gradient of a step on the CPU: summed over groups of micro-batches in the order of their numbers, in
-// one rank or many, with the same bits (see ModelSettings). Each rank has the sums of its share of the
-// elements.
+// one rank or many, with the same bits (see ModelSettings). Each rank has the sums of its share.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -26,11 +25,9 @@ public:
     const float* sums() const { return sums_; }
     // Of `whole`, all elements, each rank has its share: now every rank has all.
     void all_gather(const char* what, float* whole) const;
-    // Each rank has its share of a state, in the order of memory: now rank 0 has `whole`, which is not looked at
-    // in the others.
+    // Each rank has its share of a state, in the order of memory: now rank 0 has `whole`, which others do not look at.
     void gather(const char* what, State state, float* whole, const float* share) const;
-    // the 2-norm of all sums, and the losses of all groups added in their order, from those of this rank's
-    // groups; every rank calls these
+    // the 2-norm of all sums, and the losses of all groups added in order, from this rank's; every rank calls these
     double norm() const;
     double total(const std::vector<double>& losses_here) const;
 

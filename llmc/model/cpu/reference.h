@@ -4,8 +4,7 @@
 //   C channels, N rows (= B * T for the row-wise layers), V vocabulary, Vp its padded size, NH heads of HS =
 //   C / NH.
 // Activations and their gradients are written (=); gradients of parameters are added to (+=), so that
-// micro-batches accumulate. Where it differs the function says so. No two arguments may alias unless the
-// function says so.
+// micro-batches accumulate. No two arguments may alias. Where it differs the function says so.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -37,8 +36,7 @@ void encoder_forward_cpu(Real* out, const int32_t* tokens, const Real* wte, cons
     }
 }
 
-// Each row's gradient goes to the two rows it was the sum of. Threads own columns, so that no two add to one
-// element.
+// Each row's gradient goes to the two rows it was the sum of. Threads own columns: no two add to one element.
 template <typename Real>
 void encoder_backward_cpu(Real* dwte, Real* dwpe, const Real* dout, const int32_t* tokens, int B, int T,
                           int C) {
@@ -174,8 +172,7 @@ void residual_layernorm_forward_cpu(Real* residual, Real* out, Real* mean, Real*
 }
 
 // The sum hands its gradient on unchanged, so both addends get the one tensor dresidual: what already arrived
-// over the residual stream plus what comes through the layernorm. dresidual (N,C), dweight and dbias (C) are
-// added to (+=).
+// over the residual stream plus what comes through the layernorm. dresidual (N,C), dweight, dbias (C): +=.
 template <typename Real>
 void residual_layernorm_backward_cpu(Real* dresidual, Real* dweight, Real* dbias, const Real* dout,
                                      const Real* residual, const Real* weight, const Real* mean,
@@ -186,8 +183,7 @@ void residual_layernorm_backward_cpu(Real* dresidual, Real* dweight, Real* dbias
 // ---- layernorm whose scale and shift each sample has (adaLN): out = xhat (1 + scale[b]) + shift[b] ----
 
 // inp, inp2, residual, out (B,T,C); scale, shift, gate (B,C); mean, rstd (B,T). residual = inp + gate[b] inp2, rounded to Real,
-// is what is normalised, or without residual (null) inp itself; the others may not be null. Peebles and Xie 2023,
-// arXiv:2212.09748.
+// is what is normalised, or without residual (null) inp; no other may be null. Peebles and Xie 2023, arXiv:2212.09748.
 template <typename Real>
 void layernorm_modulate_forward_cpu(Real* out, Real* mean, Real* rstd, Real* residual, const Real* inp,
                                     const Real* inp2, const Real* scale, const Real* shift, const Real* gate,
@@ -294,8 +290,7 @@ void matmul_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* dou
 // ---- causal self-attention ---------------------------------------------------------------------
 
 // qkv (B,T,3,NH,HS) as the matmul leaves it; out (B,T,NH,HS) = (B,T,C); lse (B,NH,T): log of the sum of exp
-// of a row's scores, from which backward rebuilds the probabilities p_ij = exp(q_i . k_j / sqrt(HS) - lse_i),
-// j <= i.
+// of a row's scores, from which backward rebuilds p_ij = exp(q_i . k_j / sqrt(HS) - lse_i), j <= i.
 template <typename Real>
 void attention_forward_cpu(Real* out, Real* lse, const Real* qkv, int B, int T, int C, int NH) {
     int HS = C / NH;
@@ -410,8 +405,7 @@ void gelu_backward_cpu(Real* dinp, const Real* dout, const Real* inp, int64_t n)
 // ---- classifier: softmax and cross-entropy -----------------------------------------------------
 
 // losses (N): -ln of the target's probability, 0 where the target is kIgnoreTarget; predicted (N) or null:
-// the arg max, lowest index first; logits (N,Vp), of which the first V columns count; targets (N) in [0, V)
-// or kIgnoreTarget.
+// the arg max, lowest index first; logits (N,Vp), of which the first V columns count; targets (N) below V, or kIgnoreTarget.
 template <typename Real>
 void classifier_forward_cpu(Real* losses, int32_t* predicted, const Real* logits, const int32_t* targets,
                             int64_t N, int V, int Vp) {
@@ -431,8 +425,7 @@ void classifier_forward_cpu(Real* losses, int32_t* predicted, const Real* logits
 }
 
 // loss = log sum_v exp x_v - x_target, so dx_v = dloss (softmax(x)_v - [v == target]); 0 for ignored rows and
-// for the columns from V on. dloss is the weight of one row in the loss, 1 / (rows that count). dlogits may
-// alias logits.
+// for the columns from V on. dloss: a row's weight in the loss, 1 / (rows that count). dlogits may alias logits.
 template <typename Real>
 void classifier_backward_cpu(Real* dlogits, const Real* logits, const int32_t* targets, double dloss,
                              int64_t N, int V, int Vp) {

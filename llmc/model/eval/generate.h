@@ -57,8 +57,7 @@ inline float top_p_threshold(std::span<const float> logits, std::span<const floa
 
 // Token ids compete by exp(logit / temperature); temperature 0 takes the most probable; top_k > 0 keeps the
 // k most probable (and their ties); top_p < 1 keeps of those the most probable that together have this
-// share (and ties; Holtzman et al. 2019, arXiv:1904.09751). coin is uniform in [0, 1). never: a token that is
-// not drawn; -1: any may be.
+// share (and ties; Holtzman et al. 2019, arXiv:1904.09751). coin: uniform in [0, 1). never: a token not drawn, or -1.
 inline int sample_token(std::span<const float> logits, double temperature, int top_k, double coin,
                         double top_p = 1, int never = -1) {
     if (never >= 0) {

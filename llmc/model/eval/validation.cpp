@@ -73,8 +73,7 @@ double Validator::loss(Model& model, int B, Comm& comm) {
     return unsigned_nan(sum / (double)data_.num_targets());
 }
 
-// What the ranks have of rows and hits comes together in rank 0. Rows are in file order, so that the hits of
-// a range of rows are a range, too.
+// Rows and hits of all ranks come together in rank 0. Rows are in file order: the hits of a range of rows are one, too.
 void Validator::gather_rows(Comm& comm, const std::vector<int64_t>& begins) {
     if (comm.size() == 1) { return; }
     comm.gather("validation losses", row_sums_.data(), begins);

@@ -30,8 +30,7 @@ public:
     const ValidationData& data() const { return data_; }
 
     // Mean loss over the targets, nats, in rank 0; NaN if a stop was asked for first. All ranks call this,
-    // each for its share of the rows; the rows' sums are added in their order, whatever B and the number of
-    // ranks.
+    // each for its share of the rows; rows' sums are added in their order, whatever B and the number of ranks.
     double loss(Model& model, int B, Comm& comm);
 
     double entropy() const { return info_ ? info_->entropy : 0; }  // of the source, nats a token; 0 = unknown
@@ -59,8 +58,7 @@ struct HellaSwagScore {
     double normalised() const { return (double)right_normalised / (double)examples; }
 };
 
-// Throws Error(kExitBadInput) naming both unless the file has this vocabulary; whose: "the model",
-// "data/*.bin".
+// Throws Error(kExitBadInput) naming both unless the file has this vocabulary; whose: "the model", "data/*.bin".
 void require_vocabulary(const EvalFile& file, int vocab_size, const std::string& whose);
 
 // Each ending is a row behind its context; of what is longer than T + 1 tokens the last ones count. evaluate:

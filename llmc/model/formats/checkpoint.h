@@ -161,8 +161,7 @@ std::optional<Descent> descent_of_log(const std::string& log, const std::string&
 constexpr int32_t kModelMagic = 20240326;
 constexpr int32_t kModelFp32 = 3, kModelBf16 = 5;  // header word 1
 
-// A model file, open for reading; throws Error(kExitBadInput) naming the field unless header and size are
-// right.
+// A model file, open for reading; throws Error(kExitBadInput) naming the field unless header and size fit.
 class ModelFile : public ModelSource {
 public:
     explicit ModelFile(const std::string& path);

@@ -37,8 +37,7 @@ struct Activity {
 
 // Throws Error(kExitDevice) where CUPTI is not found, and says why.
 void require_cupti();
-// Of a program while it is in work(), which waits for the device, in the order of starts. Throws Error(kExitDevice), too, where
-// CUPTI refuses or has lost records.
+// Of work(), which waits for the device, by their starts. Throws Error(kExitDevice), too, where CUPTI refuses or lost records.
 std::vector<Activity> record_activity(const std::function<void()>& work);
 
 enum class Part {
@@ -108,8 +107,7 @@ struct StepRecording {
     std::vector<HostCall> calls;
 };
 
-// records: in the order of starts, of steps that ran one after the other on one stream. Throws Error(kExitDevice) unless
-// they hold two whole steps.
+// records: by their starts, of steps one after the other on one stream. Throws Error(kExitDevice) unless two are whole.
 StepRecording analyse(const std::vector<Activity>& records);
 
 // ---- what it has to do -----------------------------------------------------------------------------

@@ -17,8 +17,7 @@ namespace llmc {
 // noticed (ctime). Throws CannotRead; Error(128 + signal) if a stop is asked for meanwhile.
 std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<ShardRecord>& known);
 
-// "" if both are the same tokens in the same order (names may differ, for files move), else the first
-// difference: shard, found, expected
+// "" for the same tokens in the same order, whatever the names, else the first difference: shard, found, expected
 std::string difference(const std::vector<ShardRecord>& was, const std::vector<ShardRecord>& is);
 
 // all that config.toml says, and what the run is on ("device")
@@ -26,8 +25,7 @@ using Settings = std::map<std::string, std::string>;
 Settings recorded_settings(const Options& options, const std::string& device);
 
 // Adds to the settings, for other ranks to compare: "weights", what tells those that a run begins with from others, of a
-// checkpoint (by its MANIFEST) or, if that is "", of a model as RunPlan names it ("none" if that is "" too, or not there);
-// and "entropy" (0: no val.json).
+// checkpoint (by its MANIFEST), else of a model as RunPlan names it ("none": "", or not there); "entropy" (0: no val.json).
 void note_inputs(const std::string& checkpoint, const std::string& model, double entropy, RunRecord* record);
 
 // Throws Error(kExitBadInput) where this rank would compute with something else than rank 0, whose record with its inputs is
@@ -38,8 +36,7 @@ void require_same_inputs(const RunRecord& root, const Options& options, const Sh
 
 // What the checkpoints of a run will note, which goes on from `was` of the checkpoint of this name ("": it is
 // new): of other data than that its first epoch begins, if --new-data allows it, else throws
-// Error(kExitBadInput) naming the shard. *notes gets a line for each thing that is not as before. val may be
-// null.
+// Error(kExitBadInput) naming the shard. *notes gets a line for all that is not as before. val may be null.
 RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const Options& options,
                       const ShardSet& train, const Validator* val, const std::string& device,
                       std::string* notes);

@@ -45,8 +45,7 @@ struct Retention {
     int64_t best = -1;   // nor is that of this step; -1: there is none
 };
 
-// Which checkpoints are known to be intact, by their names and what the system says about their files: those
-// need not be read again.
+// Which checkpoints are known to be intact, by names and file_identity(): those need not be read again.
 using KnownIntact = std::map<std::string, std::string>;
 
 // Deletes the checkpoints on this line but the newest intact ones of those up to this step, which is just
@@ -55,8 +54,7 @@ std::string remove_old_checkpoints(const std::string& run_folder, const Descent&
                                    const Retention& keep, KnownIntact* known);
 
 // A save of a step that has a checkpoint renames that one to NAME.replaced before the new one gets its name. Where a kill or
-// a power loss came between, gives it its name back; where it came later, deletes it. Only under the run's lock. Throws
-// Error(kExitSaveFailed).
+// a power loss came between, gives its name back; later, deletes it. Only under the run's lock. Throws Error(kExitSaveFailed).
 void take_back_replaced(const std::string& run_folder);
 
 // Deletes temporaries of saves that a kill or a power loss ended (NAME.tmp-PID), and each DONE_ file without its
@@ -76,12 +74,10 @@ struct NamedModel {
 // Throws Error(kExitBadInput) unless it is there and right; notes about damaged checkpoints go to *notes.
 NamedModel open_model(const std::string& name, std::string* notes);
 
-// Which of a run's checkpoints --keep-best found best, by the newest that counts. Throws Error(kExitBadInput) if there is none;
-// notes as above.
+// Which checkpoint --keep-best found best, by the newest that counts. Throws Error(kExitBadInput) if none; notes as above.
 std::string best_checkpoint(const std::string& run_folder, std::string* notes);
 
-// What a run begins with: a checkpoint's weights, moments and updates; else the weights of a model of this name; else, as both
-// are "", new ones.
+// What a run begins with: a checkpoint's weights, moments and updates; else those of a model of this name; else new weights.
 void load_start(Model* model, uint64_t seed, const std::string& checkpoint, const std::string& model_name);
 
 }  // namespace llmc

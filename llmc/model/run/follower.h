@@ -1,5 +1,4 @@
-// The ranks of a run. Rank 0 runs the training loop (trainer.h) and decides; the others do their share of each task that it
-// passes on, and write nothing.
+// The ranks of a run. Rank 0 runs the loop (trainer.h) and decides; the others do their share of its tasks, and write nothing.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -31,8 +30,7 @@ struct RankTask {
 // Rank 0 tells, the others are told; returns what. In a job of one rank nothing happens.
 RankTask pass_on(Comm& comm, RankTask task);
 
-// Every `every` steps (0: never) the ranks compare what they compute with. Throws Error(kExitPeerLost), in all
-// ranks.
+// Every `every` steps (0: never) ranks compare what they compute with. Throws Error(kExitPeerLost), in all ranks.
 void check_ranks(const Model& model, Comm& comm, int every, int64_t step);
 
 // what the other ranks need of rank 0's plan

@@ -1,5 +1,4 @@
-// A model in a folder, with its tokenizer, as Hugging Face's transformers and llama.cpp's converter load it: what
-// `export` and --export-hf write.
+// A model and its tokenizer in a folder, as transformers and llama.cpp's converter load it: by `export` and --export-hf.
 #pragma once
 #include <optional>
 #include <string>
@@ -28,8 +27,7 @@ std::string export_hf(const std::string& folder, const ModelSource& source,
 // --export-hf: the folder must be empty, or hold what one of these starts of the run exported; and it is not the run's own.
 void require_export_folder(const Options& o, const std::string& run_folder, const Descent& descent);
 
-// Its end: exports the model.bin in the folder of the run, whose last start is this one, if the folder is still as it must be;
-// returns what to say about it.
+// Its end: exports the run's model.bin, whose last start is this one, if the folder is still right; returns what to say of it.
 std::string export_run(const Options& o, const std::string& run_folder, const Descent& descent,
                        const std::optional<Tokenizer>& tokenizer);
 

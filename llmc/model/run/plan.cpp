@@ -26,11 +26,9 @@ namespace {
 // The measurements behind these numbers: doc/step.md. Tokens for each parameter: Hoffmann et al. 2022, arXiv:2203.15556. On the
 // CPU, where a first try should end while its user waits, fewer, as more than twice as many take little off.
 constexpr double kTokensPerParameter = 20, kCpuTokensPerParameter = 8;
-// Beyond, a repeated text teaches little: Muennighoff et al. 2023, arXiv:2305.16264 (half-life of 16 epochs). Muon learns
-// it sooner.
+// Beyond, a repeated text teaches little: Muennighoff et al. 2023, arXiv:2305.16264 (half-life 16 epochs); sooner with Muon.
 constexpr double kMostEpochs = 10, kMostMuonEpochs = 4;
-// AdamW needs about three times Muon's steps to the same loss: so much longer a step of Muon may take. Models of more than
-// 384 channels were not tried.
+// AdamW needs about three times Muon's steps to the same loss, which a step of Muon may cost. Not tried above 384 channels.
 constexpr double kMuonWorth = 3;
 constexpr int kWidestMuon = 384;
 // Share of the speed of one large product that a step of 1.4 M parameters and 1,024 tokens reached on two idle cores
@@ -180,8 +178,7 @@ void go_on(RunPlan* plan) {
     }
 }
 
-// where the weights come from and the model's sizes: a checkpoint, a model file, or the options; sets what is left open in the
-// plan's options
+// where weights and sizes come from: a checkpoint, a model file, or the options; sets what the plan's options leave open
 void choose_model(int vocab_size, RunPlan* plan) {
     Options& o = plan->options;
     std::string notes;

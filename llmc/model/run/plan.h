@@ -85,8 +85,7 @@ struct RunFacts {
 double muon_flops(const GPT2Config& c);
 
 // Sets what the options leave open; what they give stands. It is worked out, or taken from llm.c where its letters were used:
-// one epoch, a learning rate of 3e-4, no warm-up, no decay, validation and a sample every 20 steps. Returns why, a line for each
-// that was worked out.
+// one epoch, a learning rate of 3e-4, no warm-up, no decay, validation and a sample every 20 steps. Returns why, a line each.
 std::string choose(const RunFacts& facts, Options* options);
 
 // what the user sees at start-up
@@ -104,8 +103,7 @@ using Models = ModelFactory (*)(const Options&);
 void require_memory(const MemoryPlan& memory, const Options& options, Models models,
                     const GPT2Config& config);
 
-// Throws Error(kExitUsage) unless the run can go on from the plan's checkpoint, if it has one, with the data in the same
-// order.
+// Throws Error(kExitUsage) unless the run can go on from the plan's checkpoint, if any, with the data in the same order.
 void require_same_run(const RunPlan& plan);
 
 }  // namespace llmc

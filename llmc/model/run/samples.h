@@ -15,8 +15,7 @@ class RunSamples {
 public:
     // vocab_size: the data's. The tokenizer is --tokenizer, or the one in the model's folder ("": it has none), or bytes if the
     // vocabulary is theirs; without one, samples are printed as token ids. Throws Error(kExitBadInput) if it
-    // or the model is not of the data's tokens, Error(kExitUsage) if there is a --prompt, samples are asked for,
-    // and no tokenizer can read it.
+    // or the model is not of the data's tokens, Error(kExitUsage) for a --prompt of samples that no tokenizer can read.
     RunSamples(const RunPlan& plan, int vocab_size);
 
     const std::optional<Tokenizer>& tokenizer() const { return tokenizer_; }

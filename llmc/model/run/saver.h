@@ -36,8 +36,7 @@ struct SavePlan {
 // Error(kExitDevice) if --save-mode async has no room for the copy.
 SavePlan plan_saves(const RunPlan& plan, const TextFiles& tokenizer, int64_t training_bytes);
 
-// what the user sees at start-up, and what is to be said on stderr if the disk has too little room ("": it
-// has enough)
+// what the user sees at start-up; and what to say on stderr if the disk has too little room ("": it has enough)
 std::string describe_saves(const SavePlan& plan);
 std::string disk_warning(const SavePlan& plan, const std::string& folder);
 

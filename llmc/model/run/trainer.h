@@ -15,8 +15,7 @@
 
 namespace llmc {
 
-// The numbers of each step as the log and the screen have them, and the time that steps took; what is done
-// between steps does not count.
+// The numbers of each step, as log and screen have them, and the time that steps took, without what is done between.
 class StepClock {
 public:
     // the time since the last step was spent on something else
@@ -41,8 +40,7 @@ struct TrainProgram {
     const char* name = "";
     Program program = Program::kCpu;
     std::optional<int> (*command)(int argc, char** argv) = nullptr;  // nothing if argv names no sub-command
-    // of a GPU's alone: how many there are, throws Error(kExitDevice) if none; what --profile asks for, instead of a run; takes
-    // the rank's
+    // a GPU's: how many there are, throws Error(kExitDevice) if none; what --profile asks for instead of a run; takes the rank's
     int (*require_gpus)() = nullptr;
     int (*profile)(const Options& options) = nullptr;
     void (*take_gpu)(const Options& options, const Comm& comm) = nullptr;
