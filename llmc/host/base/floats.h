@@ -39,10 +39,8 @@ inline double exp_simd(double x) { return std::exp(x); }
 // exp(x) = 2^k exp(r), k = round(x / ln 2), |r| <= ln 2 / 2, exp(r) by its series to r^7 (the next term is
 // below 6e-9). Within 2 ulp for -87 <= x <= 88, the largest x; below, a number under 1.7e-38; NaN for NaN.
 inline float exp_simd(float x) {
-    constexpr float kRound =
-        12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low mantissa bits
-    constexpr float kLn2High = 0.693145752f,
-                    kLn2Low = 1.42860677e-6f;  // ln 2 in two parts, the first short: k * it is exact
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: added, it rounds to an integer in the low bits
+    constexpr float kLn2High = 0.693145752f, kLn2Low = 1.42860677e-6f;  // High is short: k * it is exact
     x = x < -87.0f ? -87.0f : x;
     float shifted = x * 1.44269504f + kRound;
     float k = shifted - kRound;

@@ -91,6 +91,13 @@ FileKind file_kind(const std::string& path) {
     return S_ISREG(st.st_mode) ? FileKind::kFile : S_ISDIR(st.st_mode) ? FileKind::kFolder : FileKind::kOther;
 }
 
+bool is_there(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
+bool is_folder(const std::string& path) {
+    struct stat st;
+    return stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 std::optional<std::vector<std::string>> folder_names(const std::string& path) {
     std::vector<std::string> names;
     bool there = persistently(path, [&] {
@@ -175,6 +182,35 @@ constexpr ForeignKind kForeignKinds[] = {
     {2, "DOCTYPE html", kHtml},
     {2, "doctype html", kHtml},
     {0, "<html", kHtml}};
+
+// Deletes PATH.tmp-PID of writers that were killed: nobody holds their locks any more.
+void sweep_temporaries(const std::string& path) {
+    const std::string start = std::filesystem::path(path).filename().string() + ".tmp-";
+    std::error_code ignored;
+    std::filesystem::directory_iterator at(folder_of(path), ignored), end;
+    for (; at != end; at.increment(ignored)) {
+        const std::string name = at->path().filename().string();
+        if (!name.starts_with(start) || name.find_first_not_of("0123456789", start.size()) != name.npos) {
+            continue;
+        }
+        const Descriptor file(open(at->path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0) { unlink(at->path().c_str()); }
+    }
+}
+
+// The rename would put a file in the place of a device (/dev/null), a pipe or /dev/stdout.
+void require_replaceable(const std::string& path) {
+    using std::filesystem::file_type;
+    std::error_code ignored;
+    const file_type type = std::filesystem::status(path, ignored).type();
+    const bool stream = std::filesystem::read_symlink(path, ignored).string().starts_with("/proc/");
+    const bool free = type == file_type::not_found || type == file_type::none;
+    if (stream || (!free && type != file_type::regular)) {
+        const char* found = type == file_type::directory ? "folder" : "device or pipe";
+        throw Error(kExitUsage, "{}: found a {}, expected a file or a free name. Choose another name.", path,
+                    found);
+    }
+}
 
 }  // namespace
 
@@ -266,39 +302,6 @@ void HeaderReader::fail(const std::string& field, const std::string& found,
     throw Error(kExitBadInput, "{}: not a usable {}: {}: found {}, expected {}. {}", file_.path(), kind_,
                 field, found, expected, cure_);
 }
-
-namespace {
-
-// Deletes PATH.tmp-PID of writers that were killed: nobody holds their locks any more.
-void sweep_temporaries(const std::string& path) {
-    const std::string start = std::filesystem::path(path).filename().string() + ".tmp-";
-    std::error_code ignored;
-    std::filesystem::directory_iterator at(folder_of(path), ignored), end;
-    for (; at != end; at.increment(ignored)) {
-        const std::string name = at->path().filename().string();
-        if (!name.starts_with(start) || name.find_first_not_of("0123456789", start.size()) != name.npos) {
-            continue;
-        }
-        const Descriptor file(open(at->path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-        if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0) { unlink(at->path().c_str()); }
-    }
-}
-
-// The rename would put a file in the place of a device (/dev/null), a pipe or /dev/stdout.
-void require_replaceable(const std::string& path) {
-    using std::filesystem::file_type;
-    std::error_code ignored;
-    const file_type type = std::filesystem::status(path, ignored).type();
-    const bool stream = std::filesystem::read_symlink(path, ignored).string().starts_with("/proc/");
-    const bool free = type == file_type::not_found || type == file_type::none;
-    if (stream || (!free && type != file_type::regular)) {
-        const char* found = type == file_type::directory ? "folder" : "device or pipe";
-        throw Error(kExitUsage, "{}: found a {}, expected a file or a free name. Choose another name.", path,
-                    found);
-    }
-}
-
-}  // namespace
 
 FileWriter::FileWriter(const std::string& path) : path_(path) {
     require_replaceable(path);

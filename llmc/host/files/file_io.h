@@ -42,6 +42,9 @@ struct CannotRead : Error {
 
 enum class FileKind { kMissing, kFile, kFolder, kOther };
 FileKind file_kind(const std::string& path);  // of what a symbolic link leads to
+// of that, too, where an error of the system may count as no
+bool is_there(const std::string& path);
+bool is_folder(const std::string& path);
 
 std::string folder_of(const std::string& path);  // that it lies in; "." of a bare name
 

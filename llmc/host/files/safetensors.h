@@ -13,13 +13,8 @@
 
 namespace llmc {
 
-enum class TensorType {
-    kF32,
-    kF16,
-    kBF16,
-    kF64,
-    kOther
-};  // kOther: one of known width that is not read here
+// kOther: one of known width that is not read here
+enum class TensorType { kF32, kF16, kBF16, kF64, kOther };
 
 struct SafetensorsEntry {
     std::string name;

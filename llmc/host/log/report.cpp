@@ -71,8 +71,7 @@ JsonValue all_of(const std::vector<std::string>& rows) {
 RunHistory::RunHistory(std::string name) : name_(std::move(name)) { add_start(JsonValue::object()); }
 
 RunHistory RunHistory::read(const std::string& path) {
-    std::error_code ignored;
-    const std::string log = std::filesystem::is_directory(path, ignored) ? path + "/log.jsonl" : path;
+    const std::string log = is_folder(path) ? path + "/log.jsonl" : path;
     const auto text = read_whole(log);
     if (!text) { throw Error(kExitBadInput, path + ": no run: there is no " + log + ". Name a run folder."); }
     RunHistory history(path);
@@ -549,9 +548,7 @@ int report_command(int argc, const char* const* argv) {
     if (!t.parse(argc, argv, 2)) { return kExitDone; }
     std::vector<RunHistory> histories;
     std::ranges::transform(runs, std::back_inserter(histories), RunHistory::read);
-    std::error_code ignored;
-    const bool named = !out.empty(),
-               folder = runs.size() == 1 && std::filesystem::is_directory(runs[0], ignored);
+    const bool named = !out.empty(), folder = runs.size() == 1 && is_folder(runs[0]);
     if (!named) { out = folder ? runs[0] + "/report.html" : "report.html"; }
     require_page(out);
     try {

@@ -42,6 +42,13 @@ bool led_to_state(const JsonValue& line) {
     return line.contains("train_loss") || event == "skip" || event == "save" || event == "stop";
 }
 
+// is standard output a terminal that can redraw a line?
+bool can_redraw() {
+    const char* kind = std::getenv("TERM");
+    const std::string_view name = kind == nullptr ? "" : kind;
+    return isatty(STDOUT_FILENO) != 0 && name != "" && name != "dumb";
+}
+
 }  // namespace
 
 std::string step_log_line(const StepNumbers& n) {
@@ -106,17 +113,6 @@ bool has_steps(const std::string& log) {
 }
 
 // ---- the file and the terminal ------------------------------------------------------------------
-
-namespace {
-
-// is standard output a terminal that can redraw a line?
-bool can_redraw() {
-    const char* kind = std::getenv("TERM");
-    const std::string_view name = kind == nullptr ? "" : kind;
-    return isatty(STDOUT_FILENO) != 0 && name != "" && name != "dumb";
-}
-
-}  // namespace
 
 void require_no_steps(const std::string& folder) {
     if (has_steps(read_whole(folder + "/log.jsonl").value_or(""))) {

@@ -4,7 +4,6 @@
 #include <functional>
 #include <iterator>
 #include <string>
-#include <vector>
 
 namespace llmc {
 
@@ -15,29 +14,17 @@ using Environment = std::function<const char*(const char*)>;
 struct Family {
     std::string name;
     std::string rank, size, local_rank, local_size;
-    std::vector<const char*> job;  // what tells its jobs apart
+    std::string job;  // what tells its jobs apart, with blanks between
 };
 
 inline const Family kFamilies[] = {
-    {"torchrun's variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {"TORCHELASTIC_RUN_ID"}},
-    {"Open MPI's variables",
-     "OMPI_COMM_WORLD_RANK",
-     "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE",
-     {"PMIX_NAMESPACE"}},
-    {"PMI's variables",
-     "PMI_RANK",
-     "PMI_SIZE",
-     "MPI_LOCALRANKID",
-     "MPI_LOCALNRANKS",
-     {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
-    {"SLURM's variables",
-     "SLURM_PROCID",
-     "SLURM_STEP_NUM_TASKS",
-     "SLURM_LOCALID",
-     "",
-     {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+    {"torchrun's variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
+    {"Open MPI's variables", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
+    {"PMI's variables", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+     "SLURM_JOB_ID SLURM_STEP_ID"},
+    {"SLURM's variables", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "",
+     "SLURM_JOB_ID SLURM_STEP_ID"},
 };
 
 // whether another launcher than this program's own has started this process as one of several

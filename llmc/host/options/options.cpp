@@ -238,11 +238,6 @@ Exit codes:
 constexpr int64_t kMaxConfigBytes = 1 << 20;
 constexpr const char* kOfProcess = "master world-size rank ranks-per-host";
 
-bool is_there(const std::string& path) {
-    std::error_code ignored;
-    return fs::exists(path, ignored);
-}
-
 // A run goes on (--resume auto --out RUN) with the options that it had, but for those that are given: its config.toml; "" if
 // it has none. Where it has no checkpoint yet, only if no others are given: what was worked out for it may not fit these. Not
 // in a rank that something else has started: others of its job may run where they do not see the folder.
@@ -358,9 +353,8 @@ std::string model_objection(Options& s) {
     }
     // a run that goes on has its weights in a checkpoint: the folder that they came from may be gone
     const bool goes_on = s.resume != "none" && (s.resume != "auto" || is_there(s.out + "/log.jsonl"));
-    std::error_code ignored;
     const bool is_file = s.model.ends_with(".bin") || s.model.ends_with(".safetensors");
-    if (goes_on || is_file || fs::is_directory(s.model, ignored)) { return ""; }
+    if (goes_on || is_file || is_folder(s.model)) { return ""; }
     return "--model " + in_quotes(s.model) +
            " is not known. Expected dN, gpt3:cN, a file *.bin or *.safetensors, or a folder: of a run, a "
            "checkpoint, or Hugging Face's GPT-2, downloaded first. Other shapes: --layers, --heads and "

@@ -114,8 +114,9 @@ private:
         const bool slurm = f.rank == "SLURM_PROCID";
         place_on_host(number(f.local_rank, 0, r.size - 1),
                       slurm ? slurm_local_size() : number(f.local_size, 1, r.size), &r);
-        for (const char* name : f.job) { r.token += fmt::format("{}={} ", name, text(name)); }
-        bool numbered = std::ranges::any_of(f.job, [&](const char* name) { return has(name); });
+        const std::vector<std::string> job = split_words(f.job);
+        for (const std::string& name : job) { r.token += fmt::format("{}={} ", name, text(name)); }
+        bool numbered = std::ranges::any_of(job, [&](const std::string& name) { return has(name); });
         // MPICH's launcher numbers no jobs, and the ranks of two on one host would meet each other
         if (f.rank == "PMI_RANK" && has(f.local_size) && r.local_size == r.size) {
             numbered = true;

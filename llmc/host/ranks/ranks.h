@@ -15,9 +15,8 @@ struct Ranks {
     int local_rank = 0, local_size = 1;  // among those on this host: its GPU, its share of the cores
     std::string host;                    // of rank 0, which listens there; "" in a job of one
     int port = 0;
-    int listener = -1;  // of rank 0, if the launcher has opened it: the socket that listens
-    std::string
-        token;  // the same in all processes of a job and, if their launcher numbers jobs, in no other's
+    int listener = -1;   // of rank 0, if the launcher has opened it: the socket that listens
+    std::string token;   // the same in all processes of a job and, if jobs are numbered, in no other's
     std::string source;  // where that was found: "torchrun's variables"
 };
 

@@ -237,10 +237,6 @@ private:
 
 }  // namespace
 
-Socket::~Socket() {
-    if (open()) { close(fd_); }
-}
-
 uint16_t Socket::port() const {
     sockaddr_storage address = {};
     socklen_t size = sizeof(address);

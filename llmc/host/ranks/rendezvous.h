@@ -6,9 +6,9 @@
 #include <cstring>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/ranks/ranks.h"
 
 namespace llmc {
@@ -17,13 +17,6 @@ namespace llmc {
 class Socket {
 public:
     explicit Socket(int fd = -1) : fd_(fd) {}
-    Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Socket& operator=(Socket&& other) noexcept {
-        std::swap(fd_, other.fd_);
-        return *this;
-    }
-    ~Socket();
-
     int fd() const { return fd_; }
     bool open() const { return fd_ >= 0; }
     uint16_t port() const;  // this end's
@@ -37,7 +30,7 @@ public:
     Arrival receive_if_whole(void* data, size_t bytes) const;
 
 private:
-    int fd_;
+    Descriptor fd_;
 };
 
 // A socket that listens at this port (0: any) of all addresses, or this host's own; not open if that failed: *why says how.

@@ -136,8 +136,7 @@ private:
             std::fprintf(stderr, "rank %zu (process %d) was ended by signal %d (%s)\n", rank, (int)c.pid,
                          WTERMSIG(status), strsignal(WTERMSIG(status)));
         }
-        const bool failed =
-            *c.code != kExitDone && *c.code != kExitPreempted;  // else rank 0 is about to end, too
+        const bool failed = *c.code != kExitDone && *c.code != kExitPreempted;  // else rank 0 ends, too
         if ((failed || rank == 0) && !deadline_) { deadline_ = std::chrono::steady_clock::now() + kGrace; }
     }
 

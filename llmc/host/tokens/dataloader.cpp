@@ -334,14 +334,13 @@ std::string how_to_make(const std::string& pattern) {
 
 // the names that match, in byte order: the order must not depend on the locale of who trains
 std::vector<std::string> matching_files(const std::string& pattern) {
-    std::error_code ignored;
-    if (std::filesystem::is_directory(pattern, ignored)) {
+    if (is_folder(pattern)) {
         const std::filesystem::path example = std::filesystem::path(pattern) / "*_train_*.bin";
         throw Error(kExitBadInput, "{}: a folder; name the token shards in it, as in '{}'", pattern,
                     example.string());
     }
     // a name is also a pattern, but one such as run[1].bin does not match itself
-    if (std::filesystem::exists(pattern, ignored)) { return {pattern}; }
+    if (is_there(pattern)) { return {pattern}; }
 
     auto is_fatal = [](const char*, int error) { return (int)(error != ENOENT && error != ENOTDIR); };
     glob_t found = {};

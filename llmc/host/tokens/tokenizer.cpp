@@ -503,19 +503,17 @@ Tokenizer Tokenizer::of(TokenizerFile file, const std::string& where) {
 }
 
 std::optional<Tokenizer> Tokenizer::find(const std::string& folder) {
-    std::error_code ignored;
-    const auto is_there = [&](const char* name) { return fs::exists(folder + "/" + name, ignored); };
-    if (is_there("tokenizer.json")) { return load(folder + "/tokenizer.json"); }
+    const auto has = [&](const char* name) { return is_there(folder + "/" + name); };
+    if (has("tokenizer.json")) { return load(folder + "/tokenizer.json"); }
     for (const auto& [vocab, merges] : kPairs) {
-        if (is_there(vocab) && is_there(merges)) { return load(folder + "/" + vocab); }
+        if (has(vocab) && has(merges)) { return load(folder + "/" + vocab); }
     }
-    if (is_there("tokenizer.bin")) { return load_llmc(folder + "/tokenizer.bin"); }
+    if (has("tokenizer.bin")) { return load_llmc(folder + "/tokenizer.bin"); }
     return std::nullopt;
 }
 
 Tokenizer Tokenizer::load(const std::string& path) {
-    std::error_code ignored;
-    if (fs::is_directory(path, ignored)) {
+    if (is_folder(path)) {
         if (std::optional<Tokenizer> found = find(path)) { return *found; }
         throw Error(kExitBadInput,
                     "{}: not a regular file, and no tokenizer in this folder. Expected tokenizer.json, "

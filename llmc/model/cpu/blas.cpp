@@ -212,8 +212,7 @@ int blas_threads() {
 const char* blas_name() { return openblas_get_config(); }
 
 double measure_blas_speed() {
-    constexpr int kSize = 1024,
-                  kFirst = 4;  // the first products are slow: threads start, idle cores speed up
+    constexpr int kSize = 1024, kFirst = 4;  // the first are slow: threads start, idle cores speed up
     using Clock = std::chrono::steady_clock;
     constexpr std::chrono::duration<double> kFor(0.5);
     std::vector<float> a(kSize * kSize, 0.5f), b(kSize * kSize, 0.25f), out(kSize * kSize);

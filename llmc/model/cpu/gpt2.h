@@ -94,8 +94,7 @@ private:
     std::vector<Layer> layers_;
     Norm lnf_;
     std::vector<float> encoded_, logits_, losses_, scratch_;  // scratch_: attention's
-    std::vector<float> proj_, dresidual_, dproj_,
-        dwide_;  // (BT,C), (BT,C), (BT,C), (BT,4C); proj_: also dropped()'s
+    std::vector<float> proj_, dresidual_, dproj_, dwide_;  // (BT,C), dwide_ (BT,4C); proj_: also dropped()'s
     std::vector<int32_t> predicted_;
     std::optional<Fp8Rounding> fp8_;
     bool fp8_restored_ = false, fp8_ready_ = false;  // are maxima those of a checkpoint? Are there scales?

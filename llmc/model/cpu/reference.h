@@ -523,9 +523,8 @@ void newton_schulz_steps_cpu(Real* x, int rows, int cols) {
     const int64_t square = (int64_t)rows * rows;
     std::vector<Real> a((size_t)square), b((size_t)square), xt((size_t)n), bx((size_t)n);
     for (int step = 0; step < kNewtonSchulzSteps; step++) {
-        matmul_forward_cpu(a.data(), x, x, (const Real*)nullptr, rows, cols, rows);  // x x^T
-        matmul_forward_cpu(b.data(), a.data(), a.data(), (const Real*)nullptr, rows, rows,
-                           rows);  // its square
+        matmul_forward_cpu(a.data(), x, x, (const Real*)nullptr, rows, cols, rows);  // x x^T, and its square
+        matmul_forward_cpu(b.data(), a.data(), a.data(), (const Real*)nullptr, rows, rows, rows);
         for (int64_t i = 0; i < square; i++) { b[i] = (Real)(kNewtonSchulzB * a[i] + kNewtonSchulzC * b[i]); }
         transpose_cpu(xt.data(), x, rows, cols);
         matmul_forward_cpu(bx.data(), b.data(), xt.data(), (const Real*)nullptr, rows, rows, cols);

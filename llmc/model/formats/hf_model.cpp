@@ -154,16 +154,15 @@ HfFacts read_hf_facts(const std::string& path, int vocab_size) {
 }
 
 HfModel::HfModel(const std::string& path) : path_(path) {
-    std::error_code ignored;
-    const bool is_folder = fs::is_directory(path, ignored);
-    const fs::path folder = is_folder ? fs::path(path) : fs::path(path).parent_path();
+    const bool whole = is_folder(path);
+    const fs::path folder = whole ? fs::path(path) : fs::path(path).parent_path();
     const std::string config = (folder / "config.json").string(), index = path + "/" + kIndex,
-                      weights = is_folder ? path + "/model.safetensors" : path;
+                      weights = whole ? path + "/model.safetensors" : path;
     config_ = read_hf_config(config);
     facts_ = read_hf_facts(config, config_.vocab_size);
-    if (!is_folder || fs::exists(weights, ignored)) {
+    if (!whole || is_there(weights)) {
         files_.emplace_back(weights);
-    } else if (fs::exists(index, ignored)) {
+    } else if (is_there(index)) {
         open_shards(index);
     } else {
         throw Error(kExitBadInput,

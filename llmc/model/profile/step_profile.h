@@ -28,8 +28,7 @@ namespace llmc {
 struct Activity {
     enum Kind { kKernel, kCopy, kFill, kCall };
     Kind kind;
-    std::string
-        name;  // of a kernel, readable; of a copy, which way; of a call, without CUPTI's version of it
+    std::string name;      // of a kernel, readable; of a copy, which way; of a call, without CUPTI's version
     int64_t start, end;    // ns, one clock for all
     uint32_t lane;         // stream; of a call: the thread
     uint32_t correlation;  // the same of a kernel, copy or fill and of the call that asked for it

@@ -109,11 +109,6 @@ void remove_checkpoint(const std::string& path) {
 
 // ---- a model by its name
 
-bool is_there(const fs::path& path) {
-    std::error_code ignored;
-    return fs::exists(path, ignored);
-}
-
 NamedModel checkpoint_model(const std::string& folder) {
     const std::string damage = inspect_checkpoint(folder, Contents::kWeights).damage;
     if (!damage.empty()) {
@@ -356,8 +351,7 @@ void remove_leftovers(const std::string& run_folder) {
 NamedModel open_model(const std::string& given, std::string* notes) {
     std::string name = given;
     while (name.size() > 1 && name.back() == '/') { name.pop_back(); }
-    std::error_code ignored;
-    if (fs::is_directory(name, ignored)) { return folder_model(name, notes); }
+    if (is_folder(name)) { return folder_model(name, notes); }
     if (name.ends_with(".safetensors")) { return {std::make_unique<HfModel>(name), name, folder_of(name)}; }
     if (is_there(name)) { return {std::make_unique<ModelFile>(name), name, folder_of(name)}; }
     throw Error(kExitBadInput,

@@ -58,9 +58,8 @@ void share_plan(Comm& comm, SharedPlan* plan, const std::string& options_text) {
 
 std::vector<int64_t> micro_batches_of(int rank, int ranks, int groups, int64_t micro_batches) {
     std::vector<int64_t> mine;
-    const int64_t each = micro_batches / groups;
-    for (int64_t group = rank; group < groups; group += ranks) {
-        for (int64_t k = group * each; k < (group + 1) * each; k++) { mine.push_back(k); }
+    for (int64_t i = 0; i < micro_batches / ranks; i++) {
+        mine.push_back(micro_batch_number(i, micro_batches / groups, rank, ranks));
     }
     return mine;
 }

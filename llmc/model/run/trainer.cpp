@@ -84,8 +84,7 @@ private:
 
     // takes the lock of a folder that is there, so that what it holds stays what the plan was made for
     RunPlan locked_plan() {
-        std::error_code ignored;
-        if (!given_.dry_run && !given_.out.empty() && std::filesystem::is_directory(given_.out, ignored)) {
+        if (!given_.dry_run && is_folder(given_.out)) {
             lock_.take(given_.out);
             take_back_replaced(given_.out);
         }
