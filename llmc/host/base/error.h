@@ -29,6 +29,12 @@ struct Error : std::runtime_error {
         : Error(exit_code, fmt::format(text, std::forward<First>(first), std::forward<Rest>(rest)...)) {}
 };
 
+// Throws it where `wrong` holds. The message's values are worked out in any case: plain ones, which are there in any case.
+template <typename... Args>
+void throw_if(bool wrong, int exit_code, fmt::format_string<Args...> text, Args&&... args) {
+    if (wrong) { throw Error(exit_code, fmt::format(text, std::forward<Args>(args)...)); }
+}
+
 // what the caller of a function may get wrong: shapes, null pointers, ranges
 inline void require(bool ok, const char* what, std::source_location at = std::source_location::current()) {
     if (!ok) { throw Error(kExitUsage, "{} ({}:{})", what, at.file_name(), at.line()); }

@@ -118,10 +118,8 @@ std::optional<std::string> read_whole(const std::string& path, int64_t most_byte
         path, 0, [&] { text.clear(); },
         [&](const char* data, size_t bytes) {
             text.append(data, bytes);
-            if ((int64_t)text.size() > most_bytes) {
-                throw Error(kExitBadInput, "{}: longer than the {} bytes that such a file can have", path,
-                            most_bytes);
-            }
+            throw_if((int64_t)text.size() > most_bytes, kExitBadInput,
+                     "{}: longer than the {} bytes that such a file can have", path, most_bytes);
         });
     return there ? std::optional(std::move(text)) : std::nullopt;
 }
@@ -260,9 +258,8 @@ void RegularFile::read(uint64_t at, void* to, size_t bytes) const {
 }
 
 std::string RegularFile::text(size_t most_bytes) const {
-    if (size_ > most_bytes) {
-        throw Error(kExitBadInput, "{}: found {} bytes, expected at most {}", path_, size_, most_bytes);
-    }
+    throw_if(size_ > most_bytes, kExitBadInput, "{}: found {} bytes, expected at most {}", path_, size_,
+             most_bytes);
     std::string all(size_, '\0');
     read(0, all.data(), size_);
     return all;
@@ -355,9 +352,8 @@ void FileWriter::fail(const char* what) const {
 
 void require_no_input(const std::string& out, const std::string& input) {
     std::error_code ignored;
-    if (std::filesystem::equivalent(out, input, ignored)) {
-        throw Error(kExitUsage, out + ": this is an input, which would be lost. Choose another --out.");
-    }
+    throw_if(std::filesystem::equivalent(out, input, ignored), kExitUsage,
+             "{}: this is an input, which would be lost. Choose another --out.", out);
 }
 
 Digest write_text_file(const std::string& path, const std::string& text) {

@@ -76,9 +76,8 @@ RunHistory RunHistory::read(const std::string& path) {
     if (!text) { throw Error(kExitBadInput, path + ": no run: there is no " + log + ". Name a run folder."); }
     RunHistory history(path);
     history.add(*text);
-    if (history.points_.empty() && history.events_.empty()) {
-        throw Error(kExitBadInput, log + ": not a log of a run: found no line of a step or a start");
-    }
+    throw_if(history.points_.empty() && history.events_.empty(), kExitBadInput,
+             "{}: not a log of a run: found no line of a step or a start", log);
     return history;
 }
 
@@ -512,11 +511,10 @@ void require_page(const std::string& path) {
     std::string begin(kReportHead.find("<title>"), '\0');
     file.read(begin.data(), (std::streamsize)begin.size());
     begin.resize((size_t)file.gcount());
-    if (!file.is_open() || !kReportHead.starts_with(begin)) {
-        throw Error(kExitUsage, path +
-                                    ": found a file that is no page of a run and would be lost. Expected "
-                                    "such a page or a free name: choose another --out.");
-    }
+    throw_if(!file.is_open() || !kReportHead.starts_with(begin), kExitUsage,
+             "{}: found a file that is no page of a run and would be lost. Expected such a page or a free "
+             "name: choose another --out.",
+             path);
 }
 
 }  // namespace

@@ -115,11 +115,10 @@ bool has_steps(const std::string& log) {
 // ---- the file and the terminal ------------------------------------------------------------------
 
 void require_no_steps(const std::string& folder) {
-    if (has_steps(read_whole(folder + "/log.jsonl").value_or(""))) {
-        throw Error(kExitUsage, folder +
-                                    ": this folder holds a run already (log.jsonl). Choose another "
-                                    "--out, or go on with it by --resume auto.");
-    }
+    throw_if(has_steps(read_whole(folder + "/log.jsonl").value_or("")), kExitUsage,
+             "{}: this folder holds a run already (log.jsonl). Choose another --out, or go on with it by "
+             "--resume auto.",
+             folder);
 }
 
 RunJournal::RunJournal(const std::string& folder, int64_t resume_step, const std::string& start)

@@ -17,18 +17,14 @@ namespace llmc {
 namespace {
 
 constexpr int kMostRanks = 65536, kDefaultPort = 29501;
-constexpr int kFirstPort = 20000,
-              kPorts = 10000;  // for jobs with a number: below those that systems hand out
-
-[[noreturn]] void fail(const std::string& message) { throw Error(kExitUsage, message); }
+constexpr int kFirstPort = 20000, kPorts = 10000;  // of numbered jobs: below those that systems hand out
 
 int parse(const std::string& name, const std::string& text, int lo, int hi) {
     int value = 0;
     auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (code != std::errc() || end != text.data() + text.size() || value < lo || value > hi) {
-        fail(fmt::format("{}={:.60}: expected a whole number, {} to {}. Whoever starts the ranks sets it.",
-                         name, text, lo, hi));
-    }
+    throw_if(code != std::errc() || end != text.data() + text.size() || value < lo || value > hi, kExitUsage,
+             "{}={:.60}: expected a whole number, {} to {}. Whoever starts the ranks sets it.", name, text,
+             lo, hi);
     return value;
 }
 
@@ -60,13 +56,11 @@ public:
             if (has(family.rank)) { return by_variables(family); }
             if (family.size != "WORLD_SIZE") { require_one(family); }
         }
-        if (o_.world_size > 1) {
-            fail(fmt::format(
-                "--world-size {}: which of them this process is, nothing says. Give --rank (llm.c's -pr) "
-                "and --master (-ps), or --ranks {}, which starts them all.",
-                o_.world_size, o_.world_size));
-        }
-        if (o_.rank > 0) { fail(fmt::format("--rank {} needs --world-size (llm.c's -pn).", o_.rank)); }
+        throw_if(o_.world_size > 1, kExitUsage,
+                 "--world-size {}: which of them this process is, nothing says. Give --rank (llm.c's -pr) "
+                 "and --master (-ps), or --ranks {}, which starts them all.",
+                 o_.world_size, o_.world_size);
+        throw_if(o_.rank > 0, kExitUsage, "--rank {} needs --world-size (llm.c's -pn).", o_.rank);
         return {};
     }
 
@@ -89,10 +83,8 @@ private:
     }
 
     Ranks by_options() const {
-        if (o_.rank >= o_.world_size) {
-            fail(fmt::format("--rank {}: of --world-size {} the ranks are 0 to {}.", o_.rank, o_.world_size,
-                             o_.world_size - 1));
-        }
+        throw_if(o_.rank >= o_.world_size, kExitUsage, "--rank {}: of --world-size {} the ranks are 0 to {}.",
+                 o_.rank, o_.world_size, o_.world_size - 1);
         Ranks r;
         r.source = "--rank and --world-size";
         r.rank = o_.rank, r.size = o_.world_size, r.token = "options";
@@ -106,10 +98,8 @@ private:
         r.source = f.name;
         r.size = number(f.size, 1, kMostRanks);
         r.rank = number(f.rank, 0, r.size - 1);
-        if (o_.world_size > 1 && o_.world_size != r.size) {
-            fail(fmt::format("--world-size {}, but {}={}. Leave one of them out.", o_.world_size, f.size,
-                             r.size));
-        }
+        throw_if(o_.world_size > 1 && o_.world_size != r.size, kExitUsage,
+                 "--world-size {}, but {}={}. Leave one of them out.", o_.world_size, f.size, r.size);
         if (r.size == 1) { return {}; }
         const bool slurm = f.rank == "SLURM_PROCID";
         place_on_host(number(f.local_rank, 0, r.size - 1),
@@ -130,12 +120,11 @@ private:
     // of a size whose rank is not set: each of several processes would train as if it were alone
     void require_one(const Family& f) const {
         const int size = number(f.size, 1, kMostRanks);
-        if (size == 1) { return; }
-        fail(fmt::format(
-            "{}={}, but {} is not set: which of the {} ranks this process is, nothing says. {} count "
-            "together; a launcher sets both, SLURM's inside an srun step. (WORLD_SIZE without RANK is "
-            "passed over.) Set {}, or unset {}, or give --ranks 1 for a job of one process.",
-            f.size, size, f.rank, size, f.name, f.rank, f.size));
+        throw_if(size > 1, kExitUsage,
+                 "{}={}, but {} is not set: which of the {} ranks this process is, nothing says. {} count "
+                 "together; a launcher sets both, SLURM's inside an srun step. (WORLD_SIZE without RANK "
+                 "is passed over.) Set {}, or unset {}, or give --ranks 1 for a job of one process.",
+                 f.size, size, f.rank, size, f.name, f.rank, f.size);
     }
 
     // local_rank, local_size: -1 if nothing says
@@ -177,12 +166,10 @@ private:
             r->port = parse("--master's port", r->host.substr(colon + 1), 1, 65535);
             r->host.resize(colon);
         }
-        if (r->host.empty()) {
-            fail(fmt::format(
-                "{}: {} ranks on several hosts, and nothing says which is rank 0's. Give --master HOST, or "
-                "set MASTER_ADDR in all of them (mpirun -x MASTER_ADDR=HOST).",
-                r->source, r->size));
-        }
+        throw_if(r->host.empty(), kExitUsage,
+                 "{}: {} ranks on several hosts, and nothing says which is rank 0's. Give --master HOST, or "
+                 "set MASTER_ADDR in all of them (mpirun -x MASTER_ADDR=HOST).",
+                 r->source, r->size);
     }
 
     const Options& o_;
@@ -195,23 +182,18 @@ int ranks_to_start(const Options& o, const Environment& environment, int devices
     if (environment("PLUMB_RANK") != nullptr) { return 0; }
     int count = o.ranks;
     if (!o.gpus.empty()) {
-        if (o.program == Program::kCpu) {
-            fail("--gpus is for train_gpt2cu. Here, on the CPU, --ranks N starts N processes.");
-        }
-        if (o.ranks > 0) { fail("--gpus and --ranks: give one or the other."); }
+        throw_if(o.program == Program::kCpu, kExitUsage,
+                 "--gpus is for train_gpt2cu. Here, on the CPU, --ranks N starts N processes.");
+        throw_if(o.ranks > 0, kExitUsage, "--gpus and --ranks: give one or the other.");
         count = o.gpus == "all" ? devices : parse("--gpus", o.gpus, 1, 1024);
-        if (count > devices) {
-            fail(fmt::format(
-                "--gpus {}: this host has {} that the program may use. See nvidia-smi, and whether "
-                "CUDA_VISIBLE_DEVICES hides some.",
-                count, devices));
-        }
+        throw_if(count > devices, kExitUsage,
+                 "--gpus {}: this host has {} that the program may use. See nvidia-smi, and whether "
+                 "CUDA_VISIBLE_DEVICES hides some.",
+                 count, devices);
     }
-    if (count > 0 && o.world_size > 1) {
-        fail(
-            "--world-size is for processes that you start yourself, --gpus and --ranks start them. Give "
-            "one.");
-    }
+    throw_if(
+        count > 0 && o.world_size > 1, kExitUsage,
+        "--world-size is for processes that you start yourself, --gpus and --ranks start them. Give one.");
     return count > 1 ? count : 0;
 }
 

@@ -90,9 +90,8 @@ public:
         root.control = connected_to_root(false);
         root.data = connected_to_root(true);
         root.control.set_timeout(timeout_s_);  // the others may take their time
-        if (!root.control.receive_all(&all_here, 1)) {
-            throw Error(kExitPeerLost, root.who + " ended while the ranks met. See what it says.");
-        }
+        throw_if(!root.control.receive_all(&all_here, 1), kExitPeerLost,
+                 "{} ended while the ranks met. See what it says.", root.who);
         for (Socket* s : {&root.control, &root.data}) { s->set_timeout(0); }
         return std::move(peers_);
     }
@@ -104,13 +103,10 @@ private:
 
     // Says from time to time what is waited for; throws Error(kExitPeerLost) when that has taken too long.
     void wait_for(const std::string& what, const char* advice) {
-        if (stop_requested) {
-            throw Error(128 + stop_requested, "stopped by a signal before the ranks had met");
-        }
+        throw_if(stop_requested, 128 + stop_requested, "stopped by a signal before the ranks had met");
         const Clock::time_point now = Clock::now();
-        if (now > begin_ + std::chrono::seconds(timeout_s_)) {
-            throw Error(kExitPeerLost, "{}, in {} s. {}", what, timeout_s_, advice);
-        }
+        throw_if(now > begin_ + std::chrono::seconds(timeout_s_), kExitPeerLost, "{}, in {} s. {}", what,
+                 timeout_s_, advice);
         if (now < next_word_) { return; }
         std::fprintf(stderr, "waiting: %s. %s\n", terminal_text(what).c_str(), advice);
         next_word_ = now + kBetweenWords;

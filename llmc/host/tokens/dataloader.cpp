@@ -97,10 +97,8 @@ void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards) 
                 fsync(fd) == 0;
     const int error = errno;
     done = (fd < 0 || close(fd) == 0) && done;
-    if (!done) {
-        throw Error(kExitSaveFailed, "{}: cannot note in it which set it is of: {}", path,
-                    std::strerror(error));
-    }
+    throw_if(!done, kExitSaveFailed, "{}: cannot note in it which set it is of: {}", path,
+             std::strerror(error));
 }
 
 // ---- what is known about a validation shard -----------------------------------------------------
@@ -295,9 +293,7 @@ void EvalFileWriter::add(int label, const std::vector<int>& context,
     append(context);
     for (const std::vector<int>& ending : endings) { append(ending); }
     const size_t bytes = words.size() * sizeof(uint16_t);
-    if (empty) {
-        throw Error(kExitBadInput, where + ": found an empty context or ending, expected some text");
-    }
+    throw_if(empty, kExitBadInput, "{}: found an empty context or ending, expected some text", where);
     if (bytes > kMostEvalBytes || examples_ == kMostEvalExamples) {
         throw Error(kExitBadInput,
                     "{}: found example {} of {} bytes, but the format has room for {} examples of {} bytes",
@@ -347,9 +343,8 @@ std::vector<std::string> matching_files(const std::string& pattern) {
     int status = glob(pattern.c_str(), GLOB_NOSORT | GLOB_TILDE, is_fatal, &found);
     std::vector<std::string> names(found.gl_pathv, found.gl_pathv + (status == 0 ? found.gl_pathc : 0));
     globfree(&found);
-    if (status != 0 && status != GLOB_NOMATCH) {
-        throw Error(kExitBadInput, pattern + ": a folder of this pattern cannot be read");
-    }
+    throw_if(status != 0 && status != GLOB_NOMATCH, kExitBadInput,
+             "{}: a folder of this pattern cannot be read", pattern);
     if (names.empty()) { throw Error(kExitBadInput, pattern + ": no file matches. " + how_to_make(pattern)); }
     std::sort(names.begin(), names.end());
     return names;
@@ -406,12 +401,10 @@ ShardSet::ShardSet(const std::string& pattern, int raw_vocab) : pattern_(pattern
     for (const std::string& name : matching_files(pattern)) {
         shards_.emplace_back(name, raw_vocab);
         const TokenShard &first = shards_.front(), &shard = shards_.back();
-        if (shard.vocab_size() != first.vocab_size()) {
-            throw Error(kExitBadInput,
-                        "{}: the vocabularies of the shards disagree: {} here, but {} in {}. Use shards made "
-                        "with one tokenizer.",
-                        shard.path(), shard.vocab_size(), first.vocab_size(), first.path());
-        }
+        throw_if(shard.vocab_size() != first.vocab_size(), kExitBadInput,
+                 "{}: the vocabularies of the shards disagree: {} here, but {} in {}. Use shards made with "
+                 "one tokenizer.",
+                 shard.path(), shard.vocab_size(), first.vocab_size(), first.path());
         begins_.push_back(begins_.back() + shard.num_tokens());
         const TokenShard* before = shards_.size() > 1 ? &shards_[shards_.size() - 2] : nullptr;
         const bool new_series = before == nullptr || series_of(before->path()) != series_of(name);
@@ -474,13 +467,11 @@ DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed, int raw
         longest = std::max(longest, shard.num_tokens());
         windows_.push_back(windows_.back() + (shard.num_tokens() - 1) / T);
     }
-    if (windows_.back() == 0) {
-        throw Error(kExitBadInput,
-                    "{}: too short to train on: sequences of {} tokens need a shard of at least {}, but the "
-                    "longest of {} holds {}. Use {}more text.",
-                    pattern, T, (int64_t)T + 1, set_.shards().size(), longest,
-                    longest > 1 ? fmt::format("--seq-len {} or less, or ", longest - 1) : "");
-    }
+    throw_if(windows_.back() == 0, kExitBadInput,
+             "{}: too short to train on: sequences of {} tokens need a shard of at least {}, but the longest "
+             "of {} holds {}. Use {}more text.",
+             pattern, T, (int64_t)T + 1, set_.shards().size(), longest,
+             longest > 1 ? fmt::format("--seq-len {} or less, or ", longest - 1) : "");
 }
 
 int64_t DataLoader::window_position(int64_t row) const {
@@ -532,12 +523,10 @@ ValidationData::ValidationData(const std::string& pattern, int T, Align align, i
             add_rows(set_.begin(s), set_.shards()[s].num_tokens() - 1, max_tokens);
         }
     }
-    if (rows_.empty()) {
-        throw Error(kExitBadInput,
-                    "{}: too short to validate on: no shard has two tokens, so there is nothing to predict. "
-                    "Use more text.",
-                    pattern);
-    }
+    throw_if(rows_.empty(), kExitBadInput,
+             "{}: too short to validate on: no shard has two tokens, so there is nothing to predict. Use "
+             "more text.",
+             pattern);
 }
 
 // a run of tokens, cut into rows, as far as max_tokens allows

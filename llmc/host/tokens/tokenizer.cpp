@@ -288,8 +288,10 @@ public:
     }
 
 private:
-    [[noreturn]] void refuse(const std::string& what) const {
-        throw Error(kExitBadInput, path_ + ": not a usable tokenizer file: " + what);
+    template <typename... Args>
+    [[noreturn]] void refuse(fmt::format_string<Args...> what, Args&&... args) const {
+        throw Error(kExitBadInput, "{}: not a usable tokenizer file: {}", path_,
+                    fmt::format(what, std::forward<Args>(args)...));
     }
 
     std::string bytes_of(std::string_view text) const {
@@ -299,7 +301,7 @@ private:
             const size_t length = utf8_length(rest);  // 0 of an empty text, too
             const uint32_t code = length == 0 ? UINT32_MAX : utf8_code_point(rest, length);
             if (code >= kByteOfCharacter.size() || kByteOfCharacter[code] < 0) {
-                refuse(quoted_name(text) + " is no byte-level token");
+                refuse("{} is no byte-level token", quoted_name(text));
             }
             bytes += (char)kByteOfCharacter[code];
             rest.remove_prefix(length);
@@ -309,15 +311,12 @@ private:
     // puts a token at its id
     void place(int64_t id, std::string bytes) {
         auto& tokens = file_.vocabulary.tokens;
-        if (id < 0 || id >= kMaxVocab) {
-            refuse(fmt::format("found id {}, expected 0 to {}", id, kMaxVocab - 1));
-        }
-        if (bytes.empty()) { refuse(fmt::format("the text of id {} is empty", id)); }
+        if (id < 0 || id >= kMaxVocab) { refuse("found id {}, expected 0 to {}", id, kMaxVocab - 1); }
+        if (bytes.empty()) { refuse("the text of id {} is empty", id); }
         if ((size_t)id >= tokens.size()) { tokens.resize((size_t)id + 1); }
         std::string& token = tokens[(size_t)id];
         if (!token.empty() && token != bytes) {
-            refuse(
-                fmt::format("id {} stands for both {} and {}", id, quoted_name(token), quoted_name(bytes)));
+            refuse("id {} stands for both {} and {}", id, quoted_name(token), quoted_name(bytes));
         }
         token = std::move(bytes);
     }
@@ -331,7 +330,7 @@ private:
         if (members == nullptr || members->empty()) { refuse("expected an object of token: id"); }
         for (const auto& [text, number] : *members) {
             const int64_t* id = json_as<int64_t>(&number);
-            if (id == nullptr) { refuse(quoted_name(text) + " has no whole number as its id"); }
+            if (id == nullptr) { refuse("{} has no whole number as its id", quoted_name(text)); }
             if (added) {
                 add(*id, text);
             } else if (std::ranges::count(file_.added, std::pair((int)*id, text)) == 0) {
@@ -355,7 +354,7 @@ private:
     void add_merge(std::string_view line) {
         const size_t blank = line.find(' ');
         if (blank == line.npos || line.find(' ', blank + 1) != line.npos) {
-            refuse("the merge " + quoted_name(line) + " is not two tokens with a blank between");
+            refuse("the merge {} is not two tokens with a blank between", quoted_name(line));
         }
         file_.vocabulary.merges.emplace_back(bytes_of(line.substr(0, blank)),
                                              bytes_of(line.substr(blank + 1)));
@@ -383,7 +382,7 @@ private:
             const JsonValue* value = json_find(object, name);
             if (value == nullptr || value->is_null()) { continue; }
             if (value->type() == expected.type() && *value == expected) { continue; }
-            refuse(fmt::format("\"{}\" has a value that cuts texts in another way than GPT-2 does", name));
+            refuse("\"{}\" has a value that cuts texts in another way than GPT-2 does", name);
         }
     }
     // returns the pre-tokenizer: the one there is, or the only one of a sequence
@@ -412,7 +411,7 @@ private:
             return at == tokens.end() ? -1 : (int)(at - tokens.begin());
         };
         if (const int gap = find(""); gap >= 0) {
-            refuse(fmt::format("no token has id {}, but later ones are there", gap));
+            refuse("no token has id {}, but later ones are there", gap);
         }
         const auto beside = [&](const char* name) { return fs::path(path_).replace_filename(name).string(); };
         for (const char* name : kTokenizerFiles) {
@@ -570,12 +569,10 @@ const std::string& Tokenizer::decode(int id) const {
 }
 
 std::vector<int> Tokenizer::encode(std::string_view text) const {
-    if (!can_encode()) {
-        throw Error(kExitUsage,
-                    "a prompt cannot be encoded: the tokenizer file says what the ids mean, not how to cut a "
-                    "text into them. Leave the prompt out, or give --tokenizer a folder with GPT-2's "
-                    "tokenizer.json, or its vocab.bpe and encoder.json.");
-    }
+    throw_if(!can_encode(), kExitUsage,
+             "a prompt cannot be encoded: the tokenizer file says what the ids mean, not how to cut a text "
+             "into them. Leave the prompt out, or give --tokenizer a folder with GPT-2's tokenizer.json, or "
+             "its vocab.bpe and encoder.json.");
     std::vector<int> ids;
     Bpe::Cache cache;
     bpe_->encode(text, &cache, &ids);

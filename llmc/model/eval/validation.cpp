@@ -34,12 +34,10 @@ void check_tokens(const ShardSet& set) {
 Validator::Validator(const Options& o, int vocab_size, int end_of_text)
     : data_(o.val_data, o.seq_len, alignment(o.val_align, o.raw_tokens), end_of_text, o.val_tokens,
             o.raw_tokens) {
-    if (data_.vocab_size() != vocab_size) {
-        throw Error(kExitBadInput,
-                    "{} has a vocabulary of {}, {} of {}: they cannot be used together. Make both with one "
-                    "tokenizer.",
-                    o.val_data, data_.vocab_size(), o.train_data, vocab_size);
-    }
+    throw_if(
+        data_.vocab_size() != vocab_size, kExitBadInput,
+        "{} has a vocabulary of {}, {} of {}: they cannot be used together. Make both with one tokenizer.",
+        o.val_data, data_.vocab_size(), o.train_data, vocab_size);
     const ShardSet& shards = data_.set();
     check_tokens(shards);
     if (shards.shards().size() == 1 && o.val_tokens < 0) {

@@ -205,9 +205,8 @@ RunRecord parse_run_record(const std::string& text, const std::string& what) {
 
 std::string new_id() {
     uint64_t bits = 0;
-    if (getrandom(&bits, sizeof(bits), 0) != (ssize_t)sizeof(bits)) {
-        throw Error(kExitDevice, "the system gives no random numbers (getrandom)");
-    }
+    throw_if(getrandom(&bits, sizeof(bits), 0) != (ssize_t)sizeof(bits), kExitDevice,
+             "the system gives no random numbers (getrandom)");
     return fmt::format("{:016x}", bits);
 }
 
@@ -403,9 +402,8 @@ void move_into_place(const std::string& temporary, const std::string& name) {
     std::error_code error;
     const std::string old = name + kReplaced;
     fs::rename(name, old, error);
-    if (error && error != std::errc::no_such_file_or_directory) {
-        throw Error(kExitSaveFailed, "{}: cannot be replaced: {}", name, error.message());
-    }
+    throw_if(error && error != std::errc::no_such_file_or_directory, kExitSaveFailed,
+             "{}: cannot be replaced: {}", name, error.message());
     bool replaces = !error;
     fs::rename(temporary, name, error);
     if (error) {

@@ -177,9 +177,8 @@ HfModel::HfModel(const std::string& path) : path_(path) {
 void HfModel::open_shards(const std::string& index) {
     const JsonValue root = read_json_file(index, kMaxIndex);
     const auto* members = json_get<JsonValue::object_t>(root, "weight_map");
-    if (members == nullptr || members->empty()) {
-        throw Error(kExitBadInput, index + ": weight_map: found none, expected an object of tensor: file");
-    }
+    throw_if(members == nullptr || members->empty(), kExitBadInput,
+             "{}: weight_map: found none, expected an object of tensor: file", index);
     std::map<std::string, const SafetensorsFile*> open;
     for (const auto& [tensor, value] : *members) {
         const auto* name = json_as<std::string>(&value);

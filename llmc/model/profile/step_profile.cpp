@@ -179,10 +179,8 @@ StepRecording analyse(const std::vector<Activity>& records) {
     for (const Activity& a : records) {
         if (a.kind == Activity::kKernel && has(a.name, kMarker)) { markers.push_back(&a); }
     }
-    if (markers.size() < 3) {
-        throw Error(kExitDevice, "--profile: CUPTI recorded {} ends of steps; 3 at least are needed",
-                    markers.size());
-    }
+    throw_if(markers.size() < 3, kExitDevice,
+             "--profile: CUPTI recorded {} ends of steps; 3 at least are needed", markers.size());
     StepRecording r;
     std::vector<std::pair<double, size_t>> lengths;
     for (size_t k = 1; k < markers.size(); k++) {

@@ -95,9 +95,7 @@ RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet
 std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<ShardRecord>& known) {
     std::vector<ShardRecord> shards;
     for (const TokenShard& shard : set.shards()) {
-        if (stop_requested) {
-            throw Error(128 + stop_requested, "stopped by a signal before the run had begun");
-        }
+        throw_if(stop_requested, 128 + stop_requested, "stopped by a signal before the run had begun");
         ShardRecord record = {std::filesystem::path(shard.path()).filename().string(), shard.num_tokens(), 0,
                               file_identity(shard.path(), true)};
         const auto same = std::ranges::find_if(known, [&](const ShardRecord& k) {
@@ -176,12 +174,10 @@ RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const
                       std::string* notes) {
     RunRecord is = read_here(was, options, train, val, device);
     const std::string other = was.train_data.empty() ? "" : difference(was.train_data, is.train_data);
-    if (!other.empty() && !options.new_data) {
-        throw Error(kExitBadInput,
-                    "{}: other data than {} was trained on: {}. Give the same data again, or go on with "
-                    "this from its start: --new-data.",
-                    train.pattern(), checkpoint, other);
-    }
+    throw_if(!other.empty() && !options.new_data, kExitBadInput,
+             "{}: other data than {} was trained on: {}. Give the same data again, or go on with this from "
+             "its start: --new-data.",
+             train.pattern(), checkpoint, other);
     if (!other.empty()) {
         is.data_start = was.state.step;
         *notes += fmt::format("step {} | new training data, from its start: {}\n", was.state.step, other);

@@ -111,9 +111,7 @@ void remove_checkpoint(const std::string& path) {
 
 NamedModel checkpoint_model(const std::string& folder) {
     const std::string damage = inspect_checkpoint(folder, Contents::kWeights).damage;
-    if (!damage.empty()) {
-        throw Error(kExitBadInput, damage + ". Name another step_ folder, or a run's model.bin.");
-    }
+    throw_if(!damage.empty(), kExitBadInput, "{}. Name another step_ folder, or a run's model.bin.", damage);
     const std::string file = folder + "/model.safetensors";
     const bool has_tokenizer = std::ranges::any_of(
         kTokenizerFiles, [&](const char* name) { return is_there(fs::path(folder) / name); });
@@ -159,12 +157,10 @@ NamedModel newest_model(const std::string& folder, std::string* notes) {
 NamedModel folder_model(const std::string& name, std::string* notes) {
     const auto has = [&](const char* file) { return is_there(fs::path(name) / file); };
     if (has("MANIFEST")) { return checkpoint_model(name); }
-    if (has("config.json") && (has("model.bin") || has("log.jsonl"))) {
-        throw Error(kExitBadInput,
-                    "{}: a run and Hugging Face's GPT-2 (config.json) are both in this folder. Name the one "
-                    "to use: its model.bin, a step_ folder, or model.safetensors.",
-                    name);
-    }
+    throw_if(has("config.json") && (has("model.bin") || has("log.jsonl")), kExitBadInput,
+             "{}: a run and Hugging Face's GPT-2 (config.json) are both in this folder. Name the one to use: "
+             "its model.bin, a step_ folder, or model.safetensors.",
+             name);
     if (has("config.json")) { return {std::make_unique<HfModel>(name), name, name}; }
     if (!has("model.bin")) { return newest_model(name, notes); }
     const std::string file = (fs::path(name) / "model.bin").string(), newer = newer_step(name);
@@ -199,13 +195,11 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
         passed += "passed over: " + verdict.why + "\n";
         intact = intact || verdict.kind != "damaged";
     }
-    if (!steps.empty()) {
-        throw Error(kExitBadInput,
-                    "{}: no checkpoint in it is intact and of the run that log.jsonl is of:\n{}To train from "
-                    "the beginning, choose another --out{}.",
-                    run_folder, passed,
-                    intact ? "; to go on from one that is intact: --resume FOLDER --out NEW" : "");
-    }
+    throw_if(!steps.empty(), kExitBadInput,
+             "{}: no checkpoint in it is intact and of the run that log.jsonl is of:\n{}To train from the "
+             "beginning, choose another --out{}.",
+             run_folder, passed,
+             intact ? "; to go on from one that is intact: --resume FOLDER --out NEW" : "");
     if (!has_steps(log)) { return ""; }
     if (saved_nothing(log)) {
         *notes += run_folder + ": its run has saved nothing yet (--save-every N saves as it goes)\n";
@@ -247,12 +241,10 @@ std::string put_log_aside(const std::string& run_folder) {
 
 void require_no_run(const std::string& run_folder) {
     require_no_steps(run_folder);
-    if (!list_steps(run_folder).empty()) {
-        throw Error(kExitUsage,
-                    "{}: this folder holds a run already (step_ folders). Choose another --out, or go on "
-                    "with it by --resume auto.",
-                    run_folder);
-    }
+    throw_if(!list_steps(run_folder).empty(), kExitUsage,
+             "{}: this folder holds a run already (step_ folders). Choose another --out, or go on with it by "
+             "--resume auto.",
+             run_folder);
     for (const char* name : {"model.bin", "config.json", "model.safetensors"}) {
         if (file_kind(run_folder + "/" + name) != FileKind::kFile) { continue; }
         throw Error(kExitUsage,
@@ -362,20 +354,14 @@ NamedModel open_model(const std::string& given, std::string* notes) {
 }
 
 std::string best_checkpoint(const std::string& run_folder, std::string* notes) {
-    std::error_code ignored;
-    if (!fs::is_directory(run_folder, ignored) || is_there(fs::path(run_folder) / "MANIFEST")) {
-        throw Error(kExitBadInput,
-                    "--best: {}: expected the folder of a run. Leave out --best, or name that.", run_folder);
-    }
+    throw_if(!is_folder(run_folder) || is_there(fs::path(run_folder) / "MANIFEST"), kExitBadInput,
+             "--best: {}: expected the folder of a run. Leave out --best, or name that.", run_folder);
     const std::string newest = find_checkpoint(run_folder, notes);
     const auto best = newest.empty() ? std::nullopt : inspect_checkpoint(newest).record.best;
-    if (!best) {
-        throw Error(
-            kExitBadInput,
-            "--best: {}: found {}, expected a checkpoint that says which is the best. Leave out --best; the "
-            "best is kept where a run has --keep-best.",
-            run_folder, newest.empty() ? "no checkpoint" : newest + ", which names none");
-    }
+    throw_if(!best, kExitBadInput,
+             "--best: {}: found {}, expected a checkpoint that says which is the best. Leave out --best; the "
+             "best is kept where a run has --keep-best.",
+             run_folder, newest.empty() ? "no checkpoint" : newest + ", which names none");
     return checkpoint_name(run_folder, best->step);
 }
 

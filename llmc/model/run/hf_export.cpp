@@ -14,22 +14,16 @@ namespace fs = std::filesystem;
 
 void require_empty_folder(const std::string& folder, const std::string& cure) {
     std::error_code ignored;
-    if (!fs::exists(folder, ignored)) { return; }
-    if (!fs::is_directory(folder, ignored)) {
-        throw Error(kExitUsage,
-                    folder + ": this is a file. Expected an empty folder, or a name that is free.");
-    }
-    if (!fs::is_empty(folder, ignored)) {
-        throw Error(kExitUsage, folder + ": not an empty folder. " + cure);
-    }
+    if (!is_there(folder)) { return; }
+    throw_if(!is_folder(folder), kExitUsage,
+             "{}: this is a file. Expected an empty folder, or a name that is free.", folder);
+    throw_if(!fs::is_empty(folder, ignored), kExitUsage, "{}: not an empty folder. {}", folder, cure);
 }
 
 void require_no_run_there(const std::string& folder, const std::string& cure) {
-    std::error_code ignored;
     for (const char* name : {"MANIFEST", "log.jsonl", "model.bin"}) {
-        if (!fs::exists(folder + "/" + name, ignored)) { continue; }
-        throw Error(kExitUsage, "{}: the folder of a run, or a checkpoint (it has {}). {}", folder, name,
-                    cure);
+        throw_if(is_there(folder + "/" + name), kExitUsage,
+                 "{}: the folder of a run, or a checkpoint (it has {}). {}", folder, name, cure);
     }
 }
 

@@ -58,10 +58,8 @@ int64_t choose_steps(const Options& o, const RunFacts& f, bool muon, std::string
     if (o.steps > 0) { return o.steps; }
     if (o.epochs > 0) { return steps_of(o.epochs); }
     if (o.minutes > 0) {
-        if (f.flops_per_s == 0) {
-            throw Error(kExitUsage,
-                        "--minutes plans by the speed of a CPU; on a GPU give --steps or --epochs.");
-        }
+        throw_if(f.flops_per_s == 0, kExitUsage,
+                 "--minutes plans by the speed of a CPU; on a GPU give --steps or --epochs.");
         *why += fmt::format("steps: what this machine does in about {:g} minutes at its present speed\n",
                             o.minutes);
         return std::max<int64_t>(1, std::llround(60 * o.minutes / seconds_of_step(f, muon)));
@@ -170,12 +168,10 @@ void go_on(RunPlan* plan) {
     if (o.reduce_groups == 0) { o.reduce_groups = 1; }  // a run of before there were any
     const bool open = (o.steps == kAuto && o.epochs == 0 && o.minutes == 0) || o.lr < 0 || o.warmup < 0 ||
                       o.final_lr_fraction < 0;
-    if (!known && open && !o.llmc_letters) {
-        throw Error(kExitUsage,
-                    "{}: no config.toml beside it says how long the run is and how its learning rate "
-                    "goes. Give --steps, --lr, --warmup and --final-lr-fraction.",
-                    plan->checkpoint);
-    }
+    throw_if(!known && open && !o.llmc_letters, kExitUsage,
+             "{}: no config.toml beside it says how long the run is and how its learning rate goes. Give "
+             "--steps, --lr, --warmup and --final-lr-fraction.",
+             plan->checkpoint);
 }
 
 // where weights and sizes come from: a checkpoint, a model file, or the options; sets what the plan's options leave open
@@ -275,13 +271,10 @@ void choose_length(const DataLoader& data, double (*measure_speed)(), RunPlan* p
         facts.val_tokens = o.val_tokens > 0 ? std::min(o.val_tokens, there) : there;
     }
     plan->chosen = choose(facts, &o);
-    if (o.patience > 0 && o.val_every == 0) {
-        throw Error(
-            kExitUsage,
-            "--patience {} counts validations, and with --val-every 0 there is none before the end. Give "
-            "--val-every N.",
-            o.patience);
-    }
+    throw_if(o.patience > 0 && o.val_every == 0, kExitUsage,
+             "--patience {} counts validations, and with --val-every 0 there is none before the end. Give "
+             "--val-every N.",
+             o.patience);
     plan->steps = o.steps;
     plan->schedule = {o.schedule, o.lr, o.final_lr_fraction, o.warmup, o.steps};
     if (plan->steps >= 1) { return; }
@@ -294,19 +287,16 @@ void choose_length(const DataLoader& data, double (*measure_speed)(), RunPlan* p
 // counts that the rest of the program multiplies
 void check_length(const RunPlan& plan) {
     const Options& o = plan.options;
-    if (plan.micro_batches > kMostMicroBatches) {
-        throw Error(kExitUsage,
-                    "--total-batch {} is {} micro-batches of {} x {} tokens, at most {} are possible. "
-                    "Give a larger --batch or a smaller --total-batch.",
-                    o.total_batch, plan.micro_batches, o.batch, o.seq_len, kMostMicroBatches);
-    }
+    throw_if(plan.micro_batches > kMostMicroBatches, kExitUsage,
+             "--total-batch {} is {} micro-batches of {} x {} tokens, at most {} are possible. Give a larger "
+             "--batch or a smaller --total-batch.",
+             o.total_batch, plan.micro_batches, o.batch, o.seq_len, kMostMicroBatches);
     uint64_t rows, tokens;
-    if (!multiply_fits((uint64_t)plan.steps, (uint64_t)plan.rows_per_step, &rows) ||
-        !multiply_fits(rows, (uint64_t)o.seq_len, &tokens) || tokens > (uint64_t)INT64_MAX) {
-        throw Error(kExitUsage,
-                    "--steps {} of {} x {} tokens: that many tokens cannot be counted. Give fewer --steps.",
-                    plan.steps, plan.rows_per_step, o.seq_len);
-    }
+    throw_if(!multiply_fits((uint64_t)plan.steps, (uint64_t)plan.rows_per_step, &rows) ||
+                 !multiply_fits(rows, (uint64_t)o.seq_len, &tokens) || tokens > (uint64_t)INT64_MAX,
+             kExitUsage,
+             "--steps {} of {} x {} tokens: that many tokens cannot be counted. Give fewer --steps.",
+             plan.steps, plan.rows_per_step, o.seq_len);
 }
 
 // a note about a shard for validation that is trained on, too: the same file, or a copy, which is of the same set
@@ -444,15 +434,13 @@ RunPlan make_run_plan(const Options& options, const DataLoader& data, double (*m
     plan.options = options;
     const Options& o = plan.options;
     plan.out = o.out.empty() ? default_run_folder() : o.out;
-    if (o.resume == "auto" && o.out.empty()) {
-        throw Error(kExitUsage, "--resume auto needs --out FOLDER: the run folder to go on in");
-    }
+    throw_if(o.resume == "auto" && o.out.empty(), kExitUsage,
+             "--resume auto needs --out FOLDER: the run folder to go on in");
     choose_model(data.vocab_size(), &plan);
     const GPT2Config& c = plan.config;
-    if (o.seq_len > c.max_seq_len) {
-        throw Error(kExitUsage, "--seq-len {} is more than the {} positions of {}. Use --seq-len {} or less.",
-                    o.seq_len, c.max_seq_len, plan.model_from, c.max_seq_len);
-    }
+    throw_if(o.seq_len > c.max_seq_len, kExitUsage,
+             "--seq-len {} is more than the {} positions of {}. Use --seq-len {} or less.", o.seq_len,
+             c.max_seq_len, plan.model_from, c.max_seq_len);
     choose_batches(&plan);
     plan.windows_per_epoch = data.windows_per_epoch();
     plan.flops_per_token =
@@ -561,10 +549,9 @@ void require_same_run(const RunPlan& plan) {
     };
     same("--seed", found.seed, o.seed, ": the order of the data depends on it", "");
     same("--optimizer", text_of(found.optimizer), text_of(o.optimizer), ", which keeps other moments", anew);
-    if (found.step > plan.steps) {
-        throw Error(kExitUsage, "{}: found step {}, expected at most --steps {}. Give more --steps.", name,
-                    found.step, plan.steps);
-    }
+    throw_if(found.step > plan.steps, kExitUsage,
+             "{}: found step {}, expected at most --steps {}. Give more --steps.", name, found.step,
+             plan.steps);
     constexpr const char* kPlace = ": it would go on at another place in the data";
     same("--seq-len", found.seq_len, o.seq_len, kPlace, anew);
     same("--total-batch", found.rows_per_step * o.seq_len, plan.rows_per_step * o.seq_len, kPlace, anew);

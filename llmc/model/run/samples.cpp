@@ -37,12 +37,10 @@ RunSamples::RunSamples(const RunPlan& plan, int vocab_size)
       tokenizer_(tokenizer_of_run(o_, plan.model_folder, vocab_size)),
       vocab_size_(vocab_size) {
     const int rows = plan.config.vocab_size;
-    if (!same_ids(tokenizer_, rows, vocab_size)) {
-        throw Error(kExitBadInput,
-                    "{} has a vocabulary of {} tokens, {} of {}: they cannot be used together. "
-                    "Make the shards with the model's tokenizer, or train a new model (--model d12).",
-                    plan.model_from, rows, o_.train_data, vocab_size);
-    }
+    throw_if(!same_ids(tokenizer_, rows, vocab_size), kExitBadInput,
+             "{} has a vocabulary of {} tokens, {} of {}: they cannot be used together. Make the shards with "
+             "the model's tokenizer, or train a new model (--model d12).",
+             plan.model_from, rows, o_.train_data, vocab_size);
     if (rows != vocab_size) {
         std::fprintf(stderr, "%s has %d rows for the %d tokens of %s: the rest is taken for padding\n",
                      plan.model_from.c_str(), rows, vocab_size, o_.train_data.c_str());
@@ -51,12 +49,10 @@ RunSamples::RunSamples(const RunPlan& plan, int vocab_size)
     has_ends_ = tokenizer_ || o_.raw_tokens == 0 || o_.raw_tokens == kGpt2VocabSize;
     start_ = {end_of_text_};
     if (o_.sample_every <= 0 || o_.prompt.empty()) { return; }
-    if (!tokenizer_) {
-        throw Error(kExitUsage,
-                    "--prompt: {} has a vocabulary of {}, and only bytes ({}) are known without a tokenizer. "
-                    "Give --tokenizer, or leave --prompt out.",
-                    o_.train_data, vocab_size, kByteVocabSize);
-    }
+    throw_if(!tokenizer_, kExitUsage,
+             "--prompt: {} has a vocabulary of {}, and only bytes ({}) are known without a tokenizer. Give "
+             "--tokenizer, or leave --prompt out.",
+             o_.train_data, vocab_size, kByteVocabSize);
     for (int id : tokenizer_->encode_prompt(o_.prompt, rows)) { start_.push_back(id); }
 }
 

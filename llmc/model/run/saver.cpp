@@ -55,12 +55,10 @@ SavePlan plan_saves(const RunPlan& plan, const TextFiles& tokenizer, int64_t tra
     p.host_bytes = available_memory();
     const int64_t left = p.host_bytes - training_bytes;
     const bool unknown = p.host_bytes < 0;
-    if (o.save_mode == SaveMode::kAsync && !unknown && p.copy_bytes > left) {
-        throw Error(kExitDevice,
-                    "--save-mode async takes a copy of {} in the host's memory, but {} is "
-                    "left. Use --save-mode sync.",
-                    bytes_text(p.copy_bytes), bytes_text(std::max<int64_t>(0, left)));
-    }
+    throw_if(
+        o.save_mode == SaveMode::kAsync && !unknown && p.copy_bytes > left, kExitDevice,
+        "--save-mode async takes a copy of {} in the host's memory, but {} is left. Use --save-mode sync.",
+        bytes_text(p.copy_bytes), bytes_text(std::max<int64_t>(0, left)));
     // half, so that the system's cache, through which files are written, has room beside it
     const bool has_room = !unknown && p.copy_bytes <= left / 2;
     p.background = o.save_mode == SaveMode::kAsync ||
