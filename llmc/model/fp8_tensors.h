@@ -1,5 +1,4 @@
-// With --fp8 the products of the blocks' linear layers are of tensors in FP8: which there are, in which order their scales and
-// largest magnitudes lie, and what they are called.
+// With --fp8 the products of the blocks' linear layers are of tensors in FP8: which, in which order, and what they are called.
 #pragma once
 #include <algorithm>
 #include <array>

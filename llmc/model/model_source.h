@@ -14,8 +14,7 @@
 
 namespace llmc {
 
-// Numbers that are not finite neither come in from files nor go out to them, as a training that goes on with them is
-// lost, nor are they shown as a model's results.
+// Numbers that are not finite neither come in from files, nor go out to them, nor are shown: a training with them is lost.
 
 // values [first, first + values.size()) of a tensor that was read from path; throws Error(kExitBadInput) naming the
 // first that is not finite, or of the second moment negative

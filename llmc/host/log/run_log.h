@@ -147,8 +147,7 @@ private:
     bool report_failed_ = false;
 };
 
-// The step line in `columns` columns (0 = any number): step, loss, tokens a second and the time left are always
-// there, the rest where there is room.
+// The step line in so many columns (0 = any): step, loss, speed and the time left always, the rest where there is room.
 std::string step_text(const StepNumbers& numbers, size_t columns);
 
 // The step line: redrawn in place on a terminal, plain lines otherwise or where it must stay.

@@ -20,8 +20,7 @@ struct Ranks {
     std::string source;  // where that was found: "torchrun's variables"
 };
 
-// How many ranks this process is to start, by --gpus and --ranks; 0: none, it is one itself.
-// devices: what --gpus all stands for. Throws Error(kExitUsage).
+// How many ranks to start, by --gpus (all: devices) and --ranks; 0: none, this is one itself. Throws Error(kExitUsage).
 int ranks_to_start(const Options& options, const Environment& environment, int devices);
 
 // From, in this order: this program's own launcher; --rank and its companions, or --ranks 1; the variables of

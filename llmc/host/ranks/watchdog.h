@@ -1,5 +1,4 @@
-// Why a job of many ranks must end: what rank 0 knows of all, and what it makes of that. A rank that ended without a
-// word, gives no sign, or keeps the others waiting is at fault.
+// Why a job of many ranks must end, as rank 0 sees it: a rank ended without a word, gives no sign, or keeps others waiting.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -38,8 +38,7 @@ public:
     void will_need(int64_t first, int64_t count) const;  // soon
     int vocab_size() const { return vocab_size_; }
     uint64_t tokens_begin() const { return begin_; }  // in the file, in bytes
-    // The same for all that one run of data/make_shards made, and how many shards its split (training or
-    // validation) has; 0 and 0: made elsewhere.
+    // One for all that a run of data/make_shards made, and how many shards its split has; 0 and 0: made elsewhere.
     uint64_t set_id() const { return set_id_; }
     int set_shards() const { return set_shards_; }
 
@@ -95,8 +94,7 @@ struct EvalExample {
     std::array<std::span<const uint16_t>, kEvalEndings> endings;  // none of the five is empty
 };
 
-// The examples of a file. Throws Error(kExitBadInput) naming example and field unless all of it is right:
-// every token is checked against the vocabulary.
+// The examples of a file. Throws Error(kExitBadInput) naming example and field unless all is right, each token too.
 class EvalFile {
 public:
     explicit EvalFile(const std::string& path);
@@ -207,8 +205,7 @@ private:
     std::vector<int64_t> windows_;  // windows_[s]: windows of the shards before s; the last: of all
 };
 
-// Validation data, in file order. Every token of the selected range but the first of each shard is predicted
-// exactly once, whatever T, B and alignment are.
+// Validation data, in file order. Every token in range but a shard's first is predicted once, whatever T, B and alignment.
 class ValidationData {
 public:
     enum class Align {

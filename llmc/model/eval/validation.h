@@ -13,8 +13,7 @@
 
 namespace llmc {
 
-// The validation of a run: the mean loss over its validation data and, where a val.json beside the shard says
-// what is in it (ValInfo), how often known things are predicted.
+// A run's validation: the mean loss and, where a val.json (ValInfo) says what is there, how often known things are predicted.
 
 // A token id outside the vocabulary should stop a run before it starts: throws Error(kExitBadInput). Larger
 // sets are checked as they are read: to scan them would take longer than a third of a second.

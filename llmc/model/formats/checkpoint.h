@@ -41,8 +41,7 @@ namespace llmc {
 // line of descent, what the run trained on, with which settings. Random numbers are functions of seed and step, and so is the
 // order of the data, so that these two are all that they need to go on.
 
-// The loss and the gradient norm of the last steps, and from which values on a step is an outlier that is
-// skipped: z standard deviations above their mean.
+// Loss and gradient norm of the last steps: more than z standard deviations above their mean is an outlier, and skipped.
 
 // a step that was not skipped
 struct AcceptedStep {
@@ -142,8 +141,7 @@ struct RunRecord {
 
 std::string new_id();  // 16 hexadecimal digits
 
-// whether a checkpoint of this step with the descent `checkpoint` lies on `descent`: no start between it and the
-// end of `descent` went back to before it
+// whether a checkpoint of this step with the descent `checkpoint` lies on `descent`: no later start went back to before it
 bool lies_on(const Descent& descent, const Descent& checkpoint, int64_t step);
 
 // run.json's content, and back. what: the file, for messages. Throws Error(kExitBadInput) naming the field.

@@ -31,8 +31,7 @@ std::string put_log_aside(const std::string& run_folder);
 // Throws Error(kExitUsage) if the folder holds a run (a log with steps, or step_ folders), or a model.
 void require_no_run(const std::string& run_folder);
 
-// Renames the step_ folders that are damaged or do not lie on this line to step_N.damaged, .abandoned or
-// .foreign; returns what was done, a line each.
+// Renames step_ folders that are damaged or not on this line to step_N.damaged, .abandoned or .foreign; says so, a line each.
 std::string set_aside(const std::string& run_folder, const Descent& descent);
 
 // llm.c's DONE_00001000 beside step_00001000, for scripts that wait for it: the checkpoint, which is complete, gets
@@ -57,8 +56,7 @@ std::string remove_old_checkpoints(const std::string& run_folder, const Descent&
 // a power loss came between, gives its name back; later, deletes it. Only under the run's lock. Throws Error(kExitSaveFailed).
 void take_back_replaced(const std::string& run_folder);
 
-// Deletes temporaries of saves that a kill or a power loss ended (NAME.tmp-PID), and each DONE_ file without its
-// checkpoint. Only under the run's lock.
+// Deletes temporaries of interrupted saves (NAME.tmp-PID) and DONE_ files without a checkpoint. Only under the run's lock.
 void remove_leftovers(const std::string& run_folder);
 
 struct NamedModel {

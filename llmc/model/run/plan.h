@@ -1,5 +1,4 @@
-// The plan of a training run: what the options, the data and the machine together mean, worked out, checked
-// and printed before anything large is allocated.
+// The plan of a training run: what options, data and machine together mean, worked out, checked and printed beforehand.
 #pragma once
 #include <algorithm>
 #include <cmath>

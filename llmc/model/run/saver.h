@@ -1,5 +1,4 @@
-// The checkpoints of a run: what they will take of disk and memory; and how they are written, at once or while the training
-// goes on, told of, counted and deleted.
+// The checkpoints of a run: what they take of disk and memory; how they are written, told of, counted and deleted.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -48,8 +47,7 @@ public:
     RunSaver(const RunPlan& plan, const std::string& folder, const std::optional<Validated>& best,
              const SavePlan& saves, const PageLock& lock, Screen* screen, RunJournal* journal);
 
-    // Saves a state; `read` is not used after this returns. With wait, it is on the disk then, or that has
-    // failed. What was under way is waited for first.
+    // Saves a state, after what is under way; `read` is not used after this returns. With wait, it is saved then, or has failed.
     void save(RunRecord record, const ReadTensor& read, bool wait);
     // Tells of a save that has ended meanwhile, and deletes old checkpoints; wait() waits for it. Both, and
     // save(), throw diverged() if numbers were not finite.
