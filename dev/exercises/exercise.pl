@@ -123,9 +123,10 @@ sub grade {
     $said = `($ENV{GRADE_LINK} $folder/reader.o -o $folder/grade) 2>&1`;
     return ("$name [does not link]: $said", 0) if $? != 0;
     my ($most, $shapes) = map { "@{ $tasks{$name}{$_} }" } qw(most shapes);
-    # of the kernel's process: seconds, KB of address space, blocks of a file
+    # of the kernel's process: seconds of CPU, which a busy machine does not use up (at the first limit it says that it does not
+    # end, see watch.cpp), KB of address space, blocks of a file
     my $run = "exec timeout -s KILL 40 $folder/grade $name $most $shapes 3>$folder/said >$folder/output 2>&1 </dev/null";
-    system('sh', '-c', "ulimit -t 20; ulimit -v 6000000; ulimit -f 4000; $run");
+    system('sh', '-c', "ulimit -H -t 20; ulimit -S -t 10; ulimit -v 6000000; ulimit -f 4000; $run");
     my ($status, @said) = ($?, split /\n/, slurp("$folder/said"));
     my @notes = map { s/^\[note\] /  /r } grep { /^\[note\]/ } @said;
     my @wrong = grep { !/^\[note\]/ } @said;

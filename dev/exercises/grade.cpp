@@ -19,7 +19,6 @@ using namespace llmc::exercise;
 
 namespace {
 
-constexpr int kSeconds = 10;  // of all calls
 constexpr auto kFp32 = Dtype::kFp32;
 
 struct Case {
@@ -245,7 +244,7 @@ std::string traffic_beyond(const std::string& most) {
 
 int main(int argc, char** argv) {
     require(argc > 3, "grade EXERCISE TENSOR=TIMES,... SHAPE...");
-    start_watching(kSeconds, say);
+    start_watching(say);
     std::string_view exercise = argv[1];
     std::vector<Outcome> all;
     std::string traffic;

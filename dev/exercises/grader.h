@@ -48,8 +48,8 @@ struct Tensor {
 
 // ---- watch.cpp
 
-// From now on. What cannot go on, as it does not end in so many seconds, gives `last` a finding, and the process ends.
-void start_watching(int seconds, void (*last)(const Finding&));
+// From now on. What cannot go on, as its CPU time is used up (SIGXCPU), gives `last` a finding, and the process ends.
+void start_watching(void (*last)(const Finding&));
 Tensor& add_tensor(const std::string& name, int64_t rows, int64_t cols, int element, bool input);
 void remove_tensors();
 std::vector<Tensor>& tensors();
