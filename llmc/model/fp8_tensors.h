@@ -1,4 +1,5 @@
-// With --fp8 the products of the blocks' linear layers are of tensors in FP8: which, in which order, and what they are called.
+// With --fp8 the products of the blocks' linear layers are of tensors in FP8: which there are, in which order their scales and
+// largest magnitudes lie, and what they are called.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -33,7 +34,8 @@ inline std::string fp8_tensor_name(const GPT2Config& c, int64_t place) {
                        kTensors[kFp8Weights[place % kFp8Linears]].name, layer % c.num_layers);
 }
 
-// The largest magnitudes of steps before, as checkpoints have them: (roles,layers,linears,kFp8History), last first, or 0.
+// The largest magnitudes of the steps before, as a checkpoint has them: (roles,layers,linears,kFp8History), the last step
+// first, 0 where there was none.
 constexpr int64_t fp8_maxima(const GPT2Config& c) { return fp8_tensors(c) * kFp8History; }
 
 // Scales where nothing is known yet: an input is mostly below 56, and the gradient of the mean loss of these rows, times them,

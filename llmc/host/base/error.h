@@ -29,7 +29,7 @@ struct Error : std::runtime_error {
         : Error(exit_code, fmt::format(text, std::forward<First>(first), std::forward<Rest>(rest)...)) {}
 };
 
-// Throws it where `wrong` holds. The message's values are worked out in any case: plain ones, which are there in any case.
+// Throws Error where `wrong` holds. The values of its message are evaluated even where it does not: plain values only.
 template <typename... Args>
 void throw_if(bool wrong, int exit_code, fmt::format_string<Args...> text, Args&&... args) {
     if (wrong) { throw Error(exit_code, fmt::format(text, std::forward<Args>(args)...)); }

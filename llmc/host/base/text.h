@@ -41,7 +41,8 @@ std::string count_text(int64_t n);
 // opens would otherwise get the number of its standard output, and what it prints. Call it first in main.
 void open_standard_streams();
 
-// What mains share: standard streams, and of what the program throws a message and an exit code. cure: for want of memory.
+// What the mains share: opens the standard streams, calls the program, and makes a message and an exit code of what it throws.
+// cure: for want of memory.
 int run_program(const char* name, const char* cure, const std::function<int()>& program);
 
 // What has been printed is where it should be, or an Error (kExitSaveFailed): the disk is full, say. If nobody reads the

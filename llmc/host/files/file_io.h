@@ -42,7 +42,7 @@ struct CannotRead : Error {
 
 enum class FileKind { kMissing, kFile, kFolder, kOther };
 FileKind file_kind(const std::string& path);  // of what a symbolic link leads to
-// of that, too, where an error of the system may count as no
+// as file_kind() says, but that an error of the system counts as no
 bool is_there(const std::string& path);
 bool is_folder(const std::string& path);
 

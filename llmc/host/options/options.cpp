@@ -254,7 +254,8 @@ std::string config_of_run(const Options& s, const std::vector<Setting>& typed) {
     return std::ranges::any_of(names, is_step) || std::ranges::none_of(typed, is_other) ? own : "";
 }
 
-// The folder may come from elsewhere: what its config.toml asks for beyond it and this host the command line must say, too.
+// The folder of the run may come from elsewhere: what its config.toml asks for beyond the folder and this machine must
+// stand on the command line, too.
 void require_harmless(const std::string& config, const Option& o, const std::string& value) {
     std::error_code ignored;
     const fs::path inside =

@@ -129,7 +129,8 @@ struct Table {
 
 // A config file's text, which is TOML, put into the fields of the table, checked as strictly as a command line.
 std::vector<Setting> read_config(std::string text, const std::string& file, const Table& table);
-// A text as a config file takes it: JSON's strings are TOML's, too, but for one character; no UTF-8 becomes a list of bytes.
+// A text as a config file takes it: JSON's strings are strings of TOML, too, but for one character; what is not UTF-8 becomes
+// a list of bytes.
 std::string escaped(const std::string& text);
 
 }  // namespace llmc

@@ -114,7 +114,8 @@ public:
     void save(const std::string& folder, int max_length) const;
 
     int vocab_size() const { return (int)file_.vocabulary.tokens.size(); }
-    // What shards of this tokenizer state: all ids of texts and their ends are below. For others, as [PAD]: fits().
+    // What shards of this tokenizer state: all that a text or its end gives is below. For further tokens, such as [PAD], a model
+    // has rows or not: fits().
     int shard_vocab() const { return bpe_ ? std::max(bpe_->text_ids(), end_of_text() + 1) : vocab_size(); }
     bool made_shards_of(int vocab) const { return shard_vocab() <= vocab && vocab <= vocab_size(); }
     bool fits(int rows) const { return made_shards_of(rows) || may_be_padded(rows, vocab_size()); }

@@ -139,7 +139,8 @@ double roof_of(const StepProfile& p, int reads, int writes) {
     throw Error(kExitDevice, "--profile: no roof was measured for {} reads and {} writes", reads, writes);
 }
 
-// What writes FP8, each from one read in bf16; row: bytes of (N,C) in bf16, and of FP8 both ways. LayerNorm: as without.
+// What writes FP8, each from one read in bf16; row: bytes of (N,C) in bf16, and of FP8 both ways. LayerNorm moves as much as
+// without.
 void add_fp8_streams(std::vector<StreamWork>* streams, const GPT2Config& c, double row) {
     const int L = c.num_layers;
     double weights = 0;  // of a layer

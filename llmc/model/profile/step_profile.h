@@ -23,7 +23,8 @@
 
 namespace llmc {
 
-// What GPU and CUDA's calls did while a program ran, with times, by CUPTI: it is loaded when asked for, no program needs it.
+// What the GPU and the calls of CUDA did while a program ran, with times: CUPTI's records. CUPTI is loaded when it is asked
+// for, so that no program needs it to be built or to run.
 struct Activity {
     enum Kind { kKernel, kCopy, kFill, kCall };
     Kind kind;

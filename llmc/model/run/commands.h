@@ -46,7 +46,7 @@ std::optional<CommandOptions> parse_command(int argc, const char* const* argv);
 
 // what a program computes with
 struct Engine {
-    // of both: dtype: not fp16; throws Error(kExitUsage) for one that the program does not have
+    // dtype: not fp16. Both throw Error(kExitUsage) for one that the program does not have.
     std::function<std::unique_ptr<Decoder>(const ModelSource&, FloatType dtype)> decoder;
     std::function<std::unique_ptr<Model>(const ModelSource&, FloatType dtype, int B, int T)> evaluator;
 };
