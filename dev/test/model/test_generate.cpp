@@ -230,6 +230,65 @@ std::string run_sample(const std::string& prompt, double temperature) {
     return RunSamples(plan, kByteVocabSize).text(model, 1, 1);
 }
 
+// A tokenizer of 512 tokens, of which a text gives 457, and a model that is sure of the others.
+struct EndsInConfig : InFolder {
+    EndsInConfig() {
+        succeeds({"export", write_random_model(folder / "m.bin", 64, 0.3, 512), "--hf", hf});
+        fs::copy("dev/test/fixture/bpe/encoder.json", hf + "/vocab.json");
+        fs::copy("dev/test/fixture/bpe/vocab.bpe", hf + "/merges.txt");
+        Json added, last = Json::array();
+        for (int id = 457; id < 512; id++) {
+            added["<|" + std::to_string(id) + "|>"] = id;
+            last.push_back(id);
+        }
+        write_bytes(hf + "/added_tokens.json", added.dump());
+        config = Json::parse(read_bytes(hf + "/config.json"));
+        config.update(
+            Json{{"bos_token_id", 0}, {"eos_token_id", 9}, {"attn_pdrop", 0.1}, {"pad_token_id", 3}});
+        write_bytes(hf + "/config.json", config.dump());
+        ends = Json{{"eos_token_id", last}};
+        expected = {0, last, 0.1, 3};
+    }
+    std::string succeeds(const Words& command) const { return run_well(folder.path(), command).out; }
+    // what was exported has all that hf says
+    void check_kept() const {
+        CHECK(fields("/config.json") == expected);
+        CHECK(same_files(out + "/added_tokens.json", hf + "/added_tokens.json"));
+    }
+    Json fields(const char* file) const {
+        const Json all = Json::parse(read_bytes(out + file));
+        return Json{all["bos_token_id"], all["eos_token_id"], all.value("attn_pdrop", Json()),
+                    all.value("pad_token_id", Json())};
+    }
+
+    const std::string hf = folder / "hf", out = folder / "out";
+    Json config, ends, expected;  // ends: for generation_config.json
+};
+
+// A run with GPT-2's kind of tokenizer, and what is exported of it.
+struct ExportedRun : InFolder {
+    ExportedRun() {
+        for (int i = 0; i < 400; i++) {
+            for (int id : t.encode("the kernel of rung " + std::to_string(i % 7) + " is the fastest. ")) {
+                tokens.push_back((uint16_t)id);
+            }
+        }
+        write_token_shard(data, tokens, 457);
+        run_well(folder.path(), words(common +
+                                      "--layers 2 --heads 2 --channels 16 --steps 30 --lr 0.01 --tokenizer "
+                                      "dev/test/fixture/bpe --out " +
+                                      run));
+        run_well(folder.path(), {"export", run, "--hf", out});
+    }
+    ProgramRun ends(const Words& command) const { return run_train(folder.path(), command); }
+
+    const Tokenizer t = Tokenizer::load("dev/test/fixture/bpe");
+    std::vector<uint16_t> tokens = {456};
+    const std::string data = folder / "train.bin", run = folder / "run", out = folder / "hf";
+    const std::string common =
+        "--train-data " + data + " --val-data none --seq-len 12 --batch 8 --sample-every 0 --quiet ";
+};
+
 }  // namespace
 
 TEST_CASE("samples: without a prompt a text has a token before its end") {
@@ -391,56 +450,43 @@ TEST_CASE_FIXTURE(InFolder, "sub-commands: a model with more rows than tokens ne
     CHECK(TokenShard(folder / "s_train_000000.bin").vocab_size() == 457);
 }
 
-TEST_CASE_FIXTURE(InFolder, "sub-commands: a text ends where config.json says, the rest of which is kept") {
-    const std::string hf = folder / "hf", out = folder / "out", shard = folder / "t.bin",
-                      run = folder / "run";
-    const auto succeeds = [&](const Words& command) { return run_well(folder.path(), command).out; };
-    const auto fields = [&](const std::string& file) {
-        const Json all = Json::parse(read_bytes(file));
-        return Json{all["bos_token_id"], all["eos_token_id"], all.value("attn_pdrop", Json()),
-                    all.value("pad_token_id", Json())};
-    };
-    // a tokenizer of 512 tokens, of which a text gives 457; the model is sure of the others
-    succeeds({"export", write_random_model(folder / "m.bin", 64, 0.3, 512), "--hf", hf});
-    fs::copy("dev/test/fixture/bpe/encoder.json", hf + "/vocab.json");
-    fs::copy("dev/test/fixture/bpe/vocab.bpe", hf + "/merges.txt");
-    Json added, ends = Json::array();
-    for (int id = 457; id < 512; id++) {
-        added["<|" + std::to_string(id) + "|>"] = id;
-        ends.push_back(id);
-    }
-    write_bytes(hf + "/added_tokens.json", added.dump());
-    Json config = Json::parse(read_bytes(hf + "/config.json"));
-    config.update(Json{{"bos_token_id", 0}, {"eos_token_id", 9}, {"attn_pdrop", 0.1}, {"pad_token_id", 3}});
-    write_bytes(hf + "/config.json", config.dump());
+TEST_CASE_FIXTURE(EndsInConfig,
+                  "sub-commands: a text ends where config.json says, the rest of which is kept") {
     const Words generate = {"generate", hf,       "--tokens", "300",    "--temperature",
                             "1",        "--json", "--prompt", "<|460|>"};
     CHECK(Json::parse(succeeds(generate))["ended"] == "tokens");
-    write_bytes(hf + "/generation_config.json", Json{{"eos_token_id", ends}}.dump());
+    write_bytes(hf + "/generation_config.json", ends.dump());
     const Json ended = Json::parse(succeeds(generate));
     CHECK(ended["ended"] == "end_of_text");
     for (const auto& id : ended["ids"]) { CHECK(id.get<int>() < 457); }
-    const Json expected = {0, ends, 0.1, 3};
     succeeds({"export", hf, "--hf", out});
-    CHECK(fields(out + "/config.json") == expected);
-    CHECK(fields(out + "/generation_config.json") == Json{0, ends, nullptr, nullptr});
-    CHECK(same_files(out + "/added_tokens.json", hf + "/added_tokens.json"));
-    // a run from it (of smaller weights), its checkpoint alone, and what is exported of both
+    check_kept();
+    CHECK(fields("/generation_config.json") == Json{0, expected[1], nullptr, nullptr});
+    // no token begins a text
+    config["bos_token_id"] = nullptr;
+    write_bytes(hf + "/config.json", config.dump());
+    write_bytes(hf + "/vocab.json",
+                changed(read_bytes(hf + "/vocab.json"), "<|endoftext|>", "x|endoftext|x"));
+    check_run(run_train(folder.path(), {"generate", hf}), kExitUsage, {"give a --prompt"});
+}
+
+TEST_CASE_FIXTURE(EndsInConfig, "sub-commands: a text ends where config.json says, in a run from it, too") {
+    const std::string run = folder / "run",
+                      step = folder / "alone";  // the latter: a checkpoint without its run
+    write_bytes(hf + "/generation_config.json", ends.dump());
     succeeds({"export", write_random_model(folder / "m.bin", 64, 0.02, 512), "--hf", folder / "small"});
     fs::rename(folder / "small/model.safetensors", hf + "/model.safetensors");
-    write_bpe_shard(shard);
-    const std::string train = "--train-data " + shard +
+    write_bpe_shard(folder / "t.bin");
+    const std::string train = "--train-data " + (folder / "t.bin") +
                               " --val-data none --seq-len 32 --batch 2 --save-every 2 " +
                               "--sample-every 0 --out " + run;
     succeeds(words("--model " + hf + " --steps 2 --lr 1e-6 " + train));
     succeeds(words("--resume auto --steps 4 " + train));
-    const std::string step = folder / "alone";
     copy_folder(run + "/step_00000004", step);
     for (const std::string& model : {run, step}) {
         CAPTURE(model);
         succeeds({"export", model, "--hf", out, "--force"});
-        CHECK(fields(out + "/config.json") == expected);
-        CHECK(same_files(out + "/added_tokens.json", hf + "/added_tokens.json"));
+        check_kept();
         CHECK(contains(succeeds({"generate", model, "--tokens", "2", "--prompt", "<|460|>"}), "<|460|>"));
     }
     write_bytes(run + "/step_00000004/config.json", "{");  // which model.bin does not need
@@ -455,12 +501,6 @@ TEST_CASE_FIXTURE(InFolder, "sub-commands: a text ends where config.json says, t
         write_bytes(step + "/MANIFEST", manifest.substr(0, end));
         check_run(run_train(folder.path(), {"generate", step}), kExitBadInput);
     }
-    // no token begins a text
-    config["bos_token_id"] = nullptr;
-    write_bytes(hf + "/config.json", config.dump());
-    write_bytes(hf + "/vocab.json",
-                changed(read_bytes(hf + "/vocab.json"), "<|endoftext|>", "x|endoftext|x"));
-    check_run(run_train(folder.path(), {"generate", hf}), kExitUsage, {"give a --prompt"});
 }
 
 TEST_CASE_FIXTURE(InFolder, "sub-commands: weights are used without their moments, but not if damaged") {
@@ -535,36 +575,20 @@ TEST_CASE_FIXTURE(InFolder, "eval --stride: each token once, from what a row of 
               {"--stride needs --data"});
 }
 
-TEST_CASE_FIXTURE(InFolder, "sub-commands: a run is exported, read back, trained on and evaluated") {
-    const Tokenizer t = Tokenizer::load("dev/test/fixture/bpe");
-    std::vector<uint16_t> tokens = {456};
-    for (int i = 0; i < 400; i++) {
-        for (int id : t.encode("the kernel of rung " + std::to_string(i % 7) + " is the fastest. ")) {
-            tokens.push_back((uint16_t)id);
-        }
-    }
-    write_token_shard(folder / "train.bin", tokens, 457);
-    const std::string run = folder / "run", out = folder / "hf";
-    const std::string common = "--train-data " + (folder / "train.bin") +
-                               " --val-data none --seq-len 12 --batch 8 --sample-every 0 --quiet ";
-    const auto ends = [&](const Words& command) { return run_train(folder.path(), command); };
-    run_well(folder.path(), words(common +
-                                  "--layers 2 --heads 2 --channels 16 --steps 30 --lr 0.01 --tokenizer "
-                                  "dev/test/fixture/bpe --out " +
-                                  run));
+TEST_CASE_FIXTURE(ExportedRun,
+                  "sub-commands: a run is exported; what is not finite, or cannot be printed, is said") {
     CHECK(fs::exists(run + "/tokenizer.json"));
-    run_well(folder.path(), {"export", run, "--hf", out});
     CHECK(names_below(out) == Words{"config.json", "generation_config.json", "merges.txt",
                                     "model.safetensors", "tokenizer.json", "tokenizer_config.json",
                                     "vocab.json"});
     check_run(ends({"export", run, "--hf", out}), kExitUsage, {"--force"});
     check_run(ends({"export", run, "--hf", out, "--force"}), kExitDone);
-    check_run(ends({"export", run, "--hf", folder / "train.bin"}), kExitUsage, {"a file"});
+    check_run(ends({"export", run, "--hf", data}), kExitUsage, {"a file"});
 
     // what cannot be printed is not lost in silence
-    for (const Words& command : {Words{"generate", run, "--prompt", "the kernel", "--tokens", "8"},
-                                 Words{"eval", run, "--data", folder / "train.bin"}, Words{"report", run},
-                                 words(common + "--dry-run --model d1")}) {
+    for (const Words& command :
+         {Words{"generate", run, "--prompt", "the kernel", "--tokens", "8"},
+          Words{"eval", run, "--data", data}, Words{"report", run}, words(common + "--dry-run --model d1")}) {
         const pid_t pid =
             start_prepared(folder.path(), command, [] { dup2(open("/dev/full", O_WRONLY), STDOUT_FILENO); });
         check_run(finish_train(folder.path(), pid), kExitSaveFailed, {"cannot write to standard output"});
@@ -576,14 +600,17 @@ TEST_CASE_FIXTURE(InFolder, "sub-commands: a run is exported, read back, trained
                                  Words{"eval", diverged, "--data", folder / "bytes.bin"}}) {
         check_run(ends(command), kExitDiverged, {"are not finite: it diverged in training"});
     }
-    // every name of the same model writes and evaluates the same
+}
+
+TEST_CASE_FIXTURE(ExportedRun,
+                  "sub-commands: a run is exported, and evaluated by each of its names the same") {
     std::string text, loss;
     for (const std::string& name :
          {run, run + "/model.bin", run + "/step_00000030", out, out + "/model.safetensors"}) {
         CAPTURE(name);
         const ProgramRun wrote =
             run_well(folder.path(), {"generate", name, "--prompt", "the kernel", "--tokens", "8"});
-        const ProgramRun eval = run_well(folder.path(), {"eval", name, "--data", folder / "train.bin"});
+        const ProgramRun eval = run_well(folder.path(), {"eval", name, "--data", data});
         CHECK(wrote.out.starts_with("the kernel"));
         if (text.empty()) {
             text = wrote.out;
@@ -606,27 +633,29 @@ TEST_CASE_FIXTURE(InFolder, "sub-commands: a run is exported, read back, trained
     CHECK(std::fabs(std::exp(nats) / perplexity - 1) < 1e-3);
     CHECK(std::fabs(nats * (double)count / std::log(2.0) / (double)bytes / bits - 1) < 1e-3);
 
-    const Json object = Json::parse(ends({"eval", run, "--data", folder / "train.bin", "--json"}).out);
+    const Json object = Json::parse(ends({"eval", run, "--data", data, "--json"}).out);
     CHECK(object["tokens"] == count);
     CHECK(object["bytes"] == bytes);
-    CHECK(object["evaluations"] == 5);  // by the names of the run, above: four
-    const auto others = [&](const std::string& model, const std::string& data) {
+    CHECK(object["evaluations"] == 4);  // of the names above three are the run's
+    const auto others = [&](const std::string& model, const std::string& shard) {
         return Json::parse(
-            ends({"eval", model, "--data", folder / data, "--max-tokens", "50", "--json"}).out);
+            ends({"eval", model, "--data", folder / shard, "--max-tokens", "50", "--json"}).out);
     };
     CHECK(others(run, "t*n.bin")["evaluations"] == 1);
     CHECK(!others(out, "train.bin").contains("evaluations"));
     std::filesystem::remove(run + "/evals.jsonl");
     std::filesystem::create_directory(run + "/evals.jsonl");
-    const ProgramRun uncounted = ends({"eval", run, "--data", folder / "train.bin", "--json"});
+    const ProgramRun uncounted = ends({"eval", run, "--data", data, "--json"});
     CHECK(!Json::parse(uncounted.out).contains("evaluations"));
     check_holds(uncounted.err, {"evals.jsonl: Is a directory: this evaluation is not counted"});
     CHECK(std::fabs(object["loss"].get<double>() - nats) < 1e-4);
     CHECK(std::fabs(object["bits_per_byte"].get<double>() - bits) < 1e-4);
-    check_run(ends({"eval", run, "--data", folder / "train.bin", "--json", "--per-question"}), kExitUsage);
-    check_run(ends({"eval", run, "--data", folder / "train.bin", "--max-tokens", "0"}), kExitUsage,
+    check_run(ends({"eval", run, "--data", data, "--json", "--per-question"}), kExitUsage);
+    check_run(ends({"eval", run, "--data", data, "--max-tokens", "0"}), kExitUsage,
               {"--max-tokens: '0' is out of range. Expected a whole number, -1 or 1 to 10^15."});
-    // a run from it starts where it ended, and knows its tokenizer
+}
+
+TEST_CASE_FIXTURE(ExportedRun, "sub-commands: a run is exported, and trained on where it ended") {
     const std::string more =
         common + "--steps 2 --prompt the --model " + out + " --out " + (folder / "tuned");
     check_run(ends(words(more + " --export-hf " + out)), kExitUsage,  // before it trains, not after
