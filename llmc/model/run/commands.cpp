@@ -115,7 +115,7 @@ Example:
           "how far a row begins behind the one before; a small one gives a lower loss, and takes seq-len / N "
           "times as long; seq-len without it");
     t.add("--dtype TYPE", &o.dtype, {.choices = "auto fp32 bf16"},
-          "auto = fp32; bf16, on a GPU, takes a fraction of the time");
+          "auto = fp32; bf16 is for GPUs, and faster there");
     t.add("--json", &o.json, "print one JSON object");
     t.add("--per-question", &o.per_question, {.needed = "json hellaswag"},
           "of each question the label, both answers, and [sum of losses, tokens] of each ending");
