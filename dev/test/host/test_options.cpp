@@ -195,6 +195,8 @@ TEST_CASE("options: values that begin with a dash, and odd texts, arrive as they
     CHECK(parse({"--prompt=-b"}).prompt == "-b");
     CHECK(parse({"--out==x"}).out == "=x");
     CHECK(parse({"--quiet=false"}).quiet == false);
+    CHECK(parse({"--quiet", "false", "--batch", "2"}).quiet == false);
+    CHECK(parse({"--quiet", "true", "--batch", "2"}).quiet == true);
 }
 
 TEST_CASE("options: ~ is the home folder, also where a shell leaves it as it is") {

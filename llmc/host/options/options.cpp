@@ -221,9 +221,10 @@ Examples:
   PROGRAM -i 'data/web_train_*.bin' -j data/web_val.bin -e d12 \
       -b 16 -t 1024 -d 524288 -l 6e-4 -u 700 -q 0 -c 0.1 -n 5000 -o runs/web -y 1
       GPT-2 124M, by llm.c's short names; the same line again goes on where it stopped
-  PROGRAM --config web.toml --lr 3e-4
-      options from a file, but another learning rate. It is TOML: one option in a line, by its long
-      name, texts in quotes: batch = 8, model = "d12", quiet = true. # starts a comment.
+  PROGRAM --config web.toml --lr 3e-4 --quiet false
+      options from a file, but another learning rate, and its quiet = true switched off. The file is
+      TOML: one option in a line, by its long name, texts in quotes: batch = 8, model = "d12",
+      quiet = true. # starts a comment.
 
 Exit codes:
   0   done                                  5   the loss diverged

@@ -166,7 +166,9 @@ Setting read_token(const Table& table, const std::vector<std::string>& tokens, s
     if (has(before, o) && !o->repeats) { fail_usage(where + " is given twice. Give it once."); }
     const bool acts = o->field.kind == Field::kAction, numbered = !is_long && *o->numbered;
     if (acts && has_value) { fail_usage(where + " takes no value."); }
-    if (acts || (!has_value && o->value.empty() && !numbered)) { return {o, "true", where}; }
+    const bool is_switch = o->value.empty() && !numbered,
+               answered = !at_end && among("true false", tokens[*at]);
+    if (acts || (!has_value && is_switch && !answered)) { return {o, "true", where}; }
     if (!has_value && alone) {
         fail_usage(fmt::format("{} needs a value, and {} follows. {}=VALUE takes any.", where,
                                at_end ? "nothing" : in_quotes(tokens[*at]), typed));
