@@ -34,12 +34,12 @@ std::byte* new_memory() {
     return begin;
 }
 
+// noipa, here and below: what calls these must not keep registers that they seem to leave alone
+[[noreturn, gnu::noipa]] void go_on_at(Place& place) { __builtin_longjmp(place, 1); }
+
 }  // namespace
 
-Machine& machine() {
-    static Machine one;
-    return one;
-}
+Machine the_machine;
 
 size_t reserve_static(size_t bytes, size_t alignment) {
     size_t offset = (used_static + alignment - 1) / alignment * alignment;
@@ -100,7 +100,7 @@ const uint64_t* Machine::exchange(const char* what, uint64_t mine) {
     unsigned turn = lane_->turns++;
     int parity = turn % 2;
     if (warp.arrived[parity] == 0) { warp.what[parity] = what; }
-    if (std::strcmp(warp.what[parity], what) != 0) {
+    if (warp.what[parity] != what && std::strcmp(warp.what[parity], what) != 0) {
         fail(fmt::format("lanes of a warp at {} and at {}", warp.what[parity], what));
     }
     warp.given[parity][lane_->in_warp] = mine;
@@ -140,59 +140,71 @@ void Machine::check_shared(const void* p, uint32_t bytes, const char* what) {
     fail(fmt::format("{} of {} bytes, not in the block's shared memory", what, bytes));
 }
 
-void Machine::begin(Copy copy) {
-    copies_.push_back(std::move(copy));
-    if (chance() < comes_at_once_) { deliver(copies_.size() - 1); }
-}
-
-// A block's shared memory is gone when the block has ended.
-void Machine::check_running(const void* shared) {
-    const auto* at = static_cast<const std::byte*>(shared);
-    for (const Block& block : blocks_) {
-        bool here = at >= block.memory && at < block.memory + kMemory;
-        if (here && block.finished == block.threads && failure_.empty()) {
-            failure_ =
-                fmt::format("a copy into the shared memory of block {}, which has ended", block.index.x);
+void Machine::begin(Copy copy, CopyQueue* queue) {
+    const auto* shared = static_cast<const std::byte*>(copy.kind == Copy::kStore ? copy.from : copy.to);
+    for (const Block* block : this->block().peers) {
+        if (shared >= block->memory && shared < block->memory + kMemory) { copy.block = block; }
+    }
+    if (queue == nullptr) {
+        copies_.push_back(copy);
+    } else {
+        if (queue->copies.empty()) {
+            queue->place = queues_.size();
+            queues_.push_back(queue);
         }
+        queue->copies.push_back(copy);
+    }
+    if (chance() >= comes_at_once_) { return; }
+    if (queue != nullptr) {
+        deliver(*queue);
+    } else {
+        copies_.pop_back();
+        land(copy);
     }
 }
 
-// Those of a thread come in their order. Does somebody wait no longer?
-bool Machine::deliver(size_t i) {
-    if (copies_[i].lane != nullptr) {
-        auto same = [&](const Copy& c) {
-            return c.lane == copies_[i].lane && (c.kind == Copy::kStore) == (copies_[i].kind == Copy::kStore);
-        };
-        i = std::find_if(copies_.begin(), copies_.end(), same) - copies_.begin();
+// Does somebody wait no longer? A block's shared memory is gone when the block has ended.
+bool Machine::land(const Copy& copy) {
+    if (copy.block != nullptr && copy.block->finished == copy.block->threads && failure_.empty()) {
+        failure_ =
+            fmt::format("a copy into the shared memory of block {}, which has ended", copy.block->index.x);
     }
-    Copy copy = std::move(copies_[i]);
-    copies_.erase(copies_.begin() + i);
     if (copy.bytes > 0) {
-        check_running(copy.kind == Copy::kStore ? copy.from : copy.to);
-        std::memcpy(copy.to, copy.value.empty() ? copy.from : copy.value.data(), copy.bytes);
+        std::memcpy(copy.to, copy.from == nullptr ? copy.value.data() : copy.from, copy.bytes);
     }
-    bool ended = copy.kind == Copy::kArrive ? copy.barrier->arrive()
-                 : copy.barrier != nullptr  ? copy.barrier->come(copy.bytes)
-                                            : false;
+    const bool ended = copy.kind == Copy::kArrive ? copy.barrier->arrive()
+                       : copy.barrier != nullptr  ? copy.barrier->come(copy.bytes)
+                                                  : false;
     progress_ += ended;
     return ended;
 }
 
-void Machine::deliver_some() {
-    while (!copies_.empty() && chance() < comes_early_) { deliver(random_() % copies_.size()); }
+bool Machine::deliver(CopyQueue& queue) {
+    const Copy copy = queue.copies.front();
+    queue.copies.pop_front();
+    if (queue.copies.empty()) {
+        queues_.back()->place = queue.place;
+        queues_[queue.place] = queues_.back();
+        queues_.pop_back();
+    }
+    return land(copy);
 }
 
-void Machine::finish(Copy::Kind kind, int groups) {
-    int closed = kind == Copy::kStore ? lane_->stores : lane_->copies;
-    auto waited_for = [&](const Copy& c) {
-        return c.lane == lane_ && (c.kind == Copy::kStore) == (kind == Copy::kStore) &&
-               c.group < closed - groups;
-    };
-    for (;;) {
-        auto at = std::find_if(copies_.begin(), copies_.end(), waited_for);
-        if (at == copies_.end()) { return; }
-        deliver(at - copies_.begin());
-    }
+bool Machine::deliver_any() {
+    const size_t i = random_() % (copies_.size() + queues_.size());
+    if (i >= copies_.size()) { return deliver(*queues_[i - copies_.size()]); }
+    std::swap(copies_[i], copies_.back());
+    const Copy copy = copies_.back();
+    copies_.pop_back();
+    return land(copy);
+}
+
+void Machine::deliver_some() {
+    while (!none_comes() && chance() < comes_early_) { deliver_any(); }
+}
+
+void Machine::finish(CopyQueue& queue, int groups) {
+    while (!queue.copies.empty() && queue.copies.front().group < groups) { deliver(queue); }
 }
 
 // ---- threads -------------------------------------------------------------------------------------
@@ -216,9 +228,9 @@ void Machine::body() {
     }
 }
 
-void Machine::yield() {
+[[gnu::noipa]] void Machine::yield() {
     Lane& lane = *lane_;
-    if (_setjmp(lane.place) == 0) { _longjmp(scheduler_, 1); }
+    if (__builtin_setjmp(lane.place) == 0) { go_on_at(scheduler_); }
 }
 
 void Machine::spin() {
@@ -227,16 +239,16 @@ void Machine::spin() {
     yield();
 }
 
-void Machine::resume(Lane& lane) {
+[[gnu::noipa]] void Machine::resume(Lane& lane) {
     lane_ = &lane;
     threadIdx = lane.index;
     blockIdx = lane.warp->block->index;
     in_thread_ = true;
-    if (_setjmp(scheduler_) != 0) {
+    if (__builtin_setjmp(scheduler_) != 0) {
         in_thread_ = false;
         return;
     }
-    if (lane.begun) { _longjmp(lane.place, 1); }
+    if (lane.begun) { go_on_at(lane.place); }
     lane.begun = true;
     if (!lane.stack) { lane.stack = std::make_unique_for_overwrite<std::byte[]>(kStack); }
     getcontext(&lane.begin);
@@ -278,7 +290,9 @@ void Machine::place_threads(const Launch& launch, Block& block) {
         lane.in_warp = t % kWarp;
         lane.finished = false;
         lane.turns = lane.cluster_turn = 0;
-        lane.copies = lane.stores = 0;
+        lane.closed_copies = lane.closed_stores = 0;
+        lane.copies.copies.clear();
+        lane.stores.copies.clear();
         lane.waits_for = "";
         lane.ready = nullptr;
     }
@@ -290,6 +304,7 @@ void Machine::place_blocks(const Launch& launch, const std::vector<uint3>& indic
     clusters_.clear();
     warps_.clear();
     copies_.clear();
+    queues_.clear();
     unfinished_ = 0;
     for (size_t i = 0; i < indices.size(); i++) {
         if (i == memories_.size()) { memories_.push_back(new_memory()); }
@@ -389,14 +404,14 @@ void Machine::run_gang() {
         bool spun = spins_ != spins;
         if (progress_ != before && !spun) {
             idle = in_vain = 0;
-        } else if ((idle > 0 || spun) && !copies_.empty()) {
-            while (!copies_.empty() && !deliver(random_() % copies_.size())) {}
+        } else if ((idle > 0 || spun) && !none_comes()) {
+            while (!none_comes() && !deliver_any()) {}
             idle = in_vain = 0;
         } else if (progress_ == before ? ++idle > 3 : ++in_vain > kMostSpins) {
             failure_ = "all threads wait: " + who_waits();
         }
     }
-    while (!copies_.empty() && failure_.empty()) { deliver(0); }
+    while (!none_comes() && failure_.empty()) { deliver_any(); }
 }
 
 std::string Machine::who_waits() const {

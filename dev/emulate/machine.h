@@ -8,7 +8,7 @@
 // between, if either order gives the same; what needs a fence to be seen at all (memory here is what was stored last).
 #pragma once
 #include <algorithm>
-#include <csetjmp>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -83,19 +83,40 @@ struct Warp {
     uint64_t met = 0;    // when its lanes last did at __syncwarp: after it they see what each has written
 };
 
+// what goes on in the background
+struct Copy {
+    enum Kind { kBulk, kAsync, kArrive, kStore } kind;
+    void* to;
+    const void* from;  // null: `value`
+    std::array<std::byte, 16> value;
+    uint32_t bytes;
+    Mbarrier* barrier;
+    int group;             // of its queue
+    const Block* block{};  // whose shared memory it reads or writes
+};
+// those that come in their order, of which there are some
+struct CopyQueue {
+    std::deque<Copy> copies;
+    size_t place = 0;  // among the machine's
+};
+
+// Where a fiber goes on: as jmp_buf, without what longjmp does for programs that have no fibers.
+using Place = void* [5];
+
 // a thread
 struct Lane {
     Warp* warp = nullptr;
     uint3 index{};
     int in_warp = 0;
     bool finished = true;
-    unsigned turns = 0;          // of the warp, that it has begun
-    unsigned cluster_turn = 0;   // of the cluster's barrier, at its last arrival
-    int copies = 0, stores = 0;  // groups of cp.async, of bulk stores, that it has closed
+    unsigned turns = 0;                        // of the warp, that it has begun
+    unsigned cluster_turn = 0;                 // of the cluster's barrier, at its last arrival
+    CopyQueue copies, stores;                  // cp.async and what arrives behind it; bulk stores
+    int closed_copies = 0, closed_stores = 0;  // their groups
     const char* waits_for = "";
     bool (*ready)(const void* condition) = nullptr;  // null: it goes on
     const void* condition = nullptr;
-    jmp_buf place;
+    Place place;
     ucontext_t begin;
     std::unique_ptr<std::byte[]> stack;
     bool begun = false;
@@ -113,18 +134,6 @@ struct Block {
     std::vector<Block*> peers;    // the cluster's blocks by rank
     uint64_t number = 0;          // among all blocks of all launches
     uint64_t began = 0, met = 0;  // when it did, when its threads last met at __syncthreads
-};
-
-// what goes on in the background
-struct Copy {
-    enum Kind { kBulk, kAsync, kArrive, kStore } kind;
-    void* to;
-    const void* from;
-    std::vector<std::byte> value;  // if there is no `from`
-    uint32_t bytes;
-    Mbarrier* barrier;
-    Lane* lane;  // whose group it belongs to, or null
-    int group;
 };
 
 struct Launch {
@@ -177,8 +186,8 @@ public:
     const uint64_t* exchange(const char* what, uint64_t mine);
     void synchronise(Barrier& barrier, const char* what, int threads, bool wait = true, bool any = false);
 
-    void begin(Copy copy);
-    void finish(Copy::Kind kind, int groups);  // of this lane, all but its latest groups
+    void begin(Copy copy, CopyQueue* queue = nullptr);  // null: it comes in no order
+    void finish(CopyQueue& queue, int groups);          // of the lane, up to this one
     void check_shared(const void* p, uint32_t bytes, const char* what);
 
 private:
@@ -187,14 +196,15 @@ private:
     bool backwards_ = false;  // order of a warp's lanes
     Lane* lane_ = nullptr;
     bool in_thread_ = false;  // or in the scheduler
-    jmp_buf scheduler_;
+    Place scheduler_;
     const std::function<void()>* kernel_ = nullptr;
     std::vector<std::unique_ptr<Lane>> lanes_;
     std::deque<Warp> warps_;
     std::deque<Block> blocks_;
     std::deque<Barrier> clusters_;
     std::vector<std::byte*> memories_;
-    std::deque<Copy> copies_;
+    std::vector<Copy> copies_;        // of no queue
+    std::vector<CopyQueue*> queues_;  // that are not empty
     uint64_t progress_ = 0;
     uint64_t spins_ = 0;
     uint64_t launched_ = 0, number_ = 0;
@@ -208,14 +218,17 @@ private:
     void run_gang();
     void run_warp(const Warp& warp, size_t first, bool all);
     void resume(Lane& lane);
-    bool deliver(size_t i);
-    void check_running(const void* shared);
+    bool none_comes() const { return copies_.empty() && queues_.empty(); }
+    bool land(const Copy& copy);
+    bool deliver(CopyQueue& queue);
+    bool deliver_any();
     void deliver_some();
     std::string who_waits() const;
     static void body();
 };
 
-Machine& machine();
+extern Machine the_machine;
+inline Machine& machine() { return the_machine; }
 
 // offset in the shared memory of every block
 size_t reserve_static(size_t bytes, size_t alignment);
