@@ -13,7 +13,7 @@ FORMAT_FLAGS := -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1
 LINEINFO  ?= -lineinfo
 NVCCFLAGS := -std=c++20 $(if $(UNRUN),-O0 --Ofast-compile=max,-O3 $(LINEINFO)) -I. $(FORMAT_FLAGS) $(DEPS_CPPFLAGS) \
              --expt-relaxed-constexpr -Xfatbin -compress-all $(GENCODE) -MMD -MP -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
-# of what nobody runs PTX is enough for fp16, which differs from bf16 in its type alone, and for shootouts
+# of what nobody runs PTX is enough for the types whose kernels are bf16's otherwise (fp16, mixed, fp64), and for shootouts
 NVCCFLAGS_PTX := $(if $(UNRUN),$(subst code=sm_,code=compute_,$(NVCCFLAGS)),$(NVCCFLAGS))
 CUDA      := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 # without a toolkit, NVIDIA's headers from PyPI, for what is compiled for the CPU (dev/emulate/README.md)

@@ -11,6 +11,6 @@ $(foreach d,typed emulated,$(addprefix $(BUILD)/$d/,$(LAYERNORM_TYPED))): llmc/l
 	@llmc/layernorm/typed.sh $@ > $@
 # nvcc's -O is for host code, of which these have a launch: the device code is the same
 $(call gpu_objects,$(LAYERNORM_TYPED)): NVCCFLAGS := $(NVCCFLAGS:-O3=-O1)
-$(call gpu_objects,$(filter %.fp16.cu,$(LAYERNORM_TYPED))): NVCCFLAGS := $(NVCCFLAGS_PTX:-O3=-O1)
+$(call gpu_objects,$(filter %.fp16.cu %.mixed.cu %.fp64.cu,$(LAYERNORM_TYPED))): NVCCFLAGS := $(NVCCFLAGS_PTX:-O3=-O1)
 $(BUILD)/%.cu.o: $(BUILD)/typed/%.cu $(SETTINGS) $(BUILD)/arch
 	$(compile_cu)
