@@ -233,7 +233,7 @@ constexpr uint64_t kSeed = 1607'06450;  // arXiv's number of the LayerNorm paper
 // independent streams of random numbers
 enum Draw : uint32_t { kDrawInp, kDrawWeight, kDrawBias, kDrawDout, kDrawInp2, kDrawBefore };
 
-// The first ones are kept: drawing them for every problem took a fifth of a test's time.
+// The first numbers are kept: to draw them for every problem takes a fifth of a test's time.
 inline double normal_at(Draw draw, int64_t i) {
     constexpr int64_t kKept = 1 << 21;
     static std::atomic<double> kept[kDrawBefore + 1][kKept];  // 0: not drawn yet

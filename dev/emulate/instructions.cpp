@@ -51,29 +51,25 @@ void check_bulk(const void* shared, const void* global, uint32_t bytes, const ch
 void bulk_copy(Operands o) {
     void* to = shared_memory((uint32_t)o[0].bits);
     check_bulk(to, pointer(o[1]), (uint32_t)o[2].bits, "a bulk copy");
-    m().begin({Copy::kBulk, to, pointer(o[1]), {}, (uint32_t)o[2].bits, &barrier(o[3]), 0});
+    m().begin({Copy::kBulk, to, pointer(o[1]), {}, (uint32_t)o[2].bits, &barrier(o[3])});
 }
 void bulk_store(Operands o) {
     const void* from = shared_memory((uint32_t)o[1].bits);
     check_bulk(from, pointer(o[0]), (uint32_t)o[2].bits, "a bulk store");
-    Lane& lane = m().lane();
-    m().begin({Copy::kStore, pointer(o[0]), from, {}, (uint32_t)o[2].bits, nullptr, lane.closed_stores},
-              &lane.stores);
+    m().begin({Copy::kStore, pointer(o[0]), from, {}, (uint32_t)o[2].bits, nullptr}, &m().lane().stores);
 }
-void bulk_commit(Operands) { m().lane().closed_stores++; }
-void bulk_wait(Operands o) { m().finish(m().lane().stores, m().lane().closed_stores - (int)o[0].bits); }
+void bulk_commit(Operands) { m().lane().stores.closed++; }
+void bulk_wait(Operands o) { m().finish(m().lane().stores, (int)o[0].bits); }
 
 void copy16(Operands o) {
     void* to = shared_memory((uint32_t)o[0].bits);
     check_bulk(to, pointer(o[1]), 16, "cp.async");
-    Lane& lane = m().lane();
-    m().begin({Copy::kAsync, to, pointer(o[1]), {}, 16, nullptr, lane.closed_copies}, &lane.copies);
+    m().begin({Copy::kAsync, to, pointer(o[1]), {}, 16, nullptr}, &m().lane().async);
 }
-void copy_commit(Operands) { m().lane().closed_copies++; }
-void copy_wait(Operands o) { m().finish(m().lane().copies, m().lane().closed_copies - (int)o[0].bits); }
+void copy_commit(Operands) { m().lane().async.closed++; }
+void copy_wait(Operands o) { m().finish(m().lane().async, (int)o[0].bits); }
 void copy_arrive(Operands o) {
-    Lane& lane = m().lane();
-    m().begin({Copy::kArrive, nullptr, nullptr, {}, 0, &barrier(o[0]), lane.closed_copies}, &lane.copies);
+    m().begin({Copy::kArrive, nullptr, nullptr, {}, 0, &barrier(o[0])}, &m().lane().async);
 }
 
 // to another block: address, values, its barrier
@@ -83,7 +79,7 @@ void store_async(Operands o) {
     for (int i = 0; i < count; i++) { std::memcpy(&value[4 * i], &o[1 + i].bits, 4); }
     void* to = shared_memory((uint32_t)o[0].bits);
     if ((uintptr_t)to % (4 * count) != 0) { m().fail("st.async: not aligned"); }
-    m().begin({Copy::kBulk, to, nullptr, value, 4 * count, &barrier(o[1 + count]), 0});
+    m().begin({Copy::kBulk, to, nullptr, value, 4 * count, &barrier(o[1 + count])});
 }
 
 // ---- clusters and blocks -------------------------------------------------------------------------

@@ -152,6 +152,7 @@ void Machine::begin(Copy copy, CopyQueue* queue) {
             queue->place = queues_.size();
             queues_.push_back(queue);
         }
+        copy.group = queue->closed;
         queue->copies.push_back(copy);
     }
     if (chance() >= comes_at_once_) { return; }
@@ -204,7 +205,7 @@ void Machine::deliver_some() {
 }
 
 void Machine::finish(CopyQueue& queue, int groups) {
-    while (!queue.copies.empty() && queue.copies.front().group < groups) { deliver(queue); }
+    while (!queue.copies.empty() && queue.copies.front().group < queue.closed - groups) { deliver(queue); }
 }
 
 // ---- threads -------------------------------------------------------------------------------------
@@ -290,9 +291,10 @@ void Machine::place_threads(const Launch& launch, Block& block) {
         lane.in_warp = t % kWarp;
         lane.finished = false;
         lane.turns = lane.cluster_turn = 0;
-        lane.closed_copies = lane.closed_stores = 0;
-        lane.copies.copies.clear();
-        lane.stores.copies.clear();
+        for (CopyQueue* queue : {&lane.async, &lane.stores}) {
+            queue->copies.clear();
+            queue->closed = 0;
+        }
         lane.waits_for = "";
         lane.ready = nullptr;
     }

@@ -91,16 +91,17 @@ struct Copy {
     std::array<std::byte, 16> value;
     uint32_t bytes;
     Mbarrier* barrier;
-    int group;             // of its queue
+    int group = 0;         // of its queue
     const Block* block{};  // whose shared memory it reads or writes
 };
-// those that come in their order, of which there are some
+// copies of a thread, which come in the order in which it began them
 struct CopyQueue {
     std::deque<Copy> copies;
-    size_t place = 0;  // among the machine's
+    int closed = 0;    // groups
+    size_t place = 0;  // among the machine's queues
 };
 
-// Where a fiber goes on: as jmp_buf, without what longjmp does for programs that have no fibers.
+// where a fiber goes on, for GCC's __builtin_setjmp, which takes a fraction of setjmp's time
 using Place = void* [5];
 
 // a thread
@@ -109,10 +110,9 @@ struct Lane {
     uint3 index{};
     int in_warp = 0;
     bool finished = true;
-    unsigned turns = 0;                        // of the warp, that it has begun
-    unsigned cluster_turn = 0;                 // of the cluster's barrier, at its last arrival
-    CopyQueue copies, stores;                  // cp.async and what arrives behind it; bulk stores
-    int closed_copies = 0, closed_stores = 0;  // their groups
+    unsigned turns = 0;         // of the warp, that it has begun
+    unsigned cluster_turn = 0;  // of the cluster's barrier, at its last arrival
+    CopyQueue async, stores;    // cp.async and what arrives behind it; bulk stores
     const char* waits_for = "";
     bool (*ready)(const void* condition) = nullptr;  // null: it goes on
     const void* condition = nullptr;
@@ -187,7 +187,7 @@ public:
     void synchronise(Barrier& barrier, const char* what, int threads, bool wait = true, bool any = false);
 
     void begin(Copy copy, CopyQueue* queue = nullptr);  // null: it comes in no order
-    void finish(CopyQueue& queue, int groups);          // of the lane, up to this one
+    void finish(CopyQueue& queue, int groups);          // all but its latest groups
     void check_shared(const void* p, uint32_t bytes, const char* what);
 
 private:

@@ -61,8 +61,10 @@ unit() {  # program [which of the files: a condition in awk]
     grep -l '^TEST_CASE' dev/test/host/test_many_faults.cpp dev/test/{host,ops,model,support}/*.cpp |
         awk -v turn=$turn -v whole="${WHOLE:-$gpu}" '!seen[$0]++ && ('"${2:-1}"') { print }' | side_by_side 2 "$1" '--source-file=*{}'
 }
-emulated() {  # each test case a process; a comma would end its name
-    ./test_emulated --list-test-cases | sed '/^\[doctest\]/d; /^=/d; s/,/?/g' | side_by_side 1 env OMP_NUM_THREADS=1 ./test_emulated --test-case={}
+# each test case a process, of one thread: not set for side_by_side, whose nproc would say 1; a comma would end the case's name
+emulated() {
+    ./test_emulated --list-test-cases | sed '/^\[doctest\]/d; /^=/d; s/,/?/g' |
+        side_by_side 1 env OMP_NUM_THREADS=1 ./test_emulated --test-case={}
 }
 # In shares; those that need a GPU one after the other: some measure what is free of its memory. Without one a twentieth of
 # the faults; `make faults` plants all.
