@@ -52,19 +52,20 @@ bool can_redraw() {
 }  // namespace
 
 std::string step_log_line(const StepNumbers& n) {
-    const std::string step = text_of(
-        {{"step", n.step},
-         {"train_loss", nine(n.loss)},
-         {"grad_norm", nine(n.grad_norm)},
-         {"lr", nine(n.lr)},
-         {"ms", nine(n.ms)},
-         {"tokens_per_s", nine(n.tokens_per_s)},
-         {"tokens", n.tokens},
-         {"epoch", nine(n.epoch)},
-         {"utilisation", n.utilisation < 0 ? JsonValue() : JsonValue(std::round(n.utilisation * 1e4) / 1e4)},
-         {"memory", resident_memory()}});
-    if (n.skipped.empty()) { return step; }
-    return step + event_log_line("skip", n.step, {{"text", "loss or gradient norm was " + n.skipped}});
+    JsonValue line = {
+        {"step", n.step},
+        {"train_loss", nine(n.loss)},
+        {"grad_norm", nine(n.grad_norm)},
+        {"lr", nine(n.lr)},
+        {"ms", nine(n.ms)},
+        {"tokens_per_s", nine(n.tokens_per_s)},
+        {"tokens", n.tokens},
+        {"epoch", nine(n.epoch)},
+        {"utilisation", n.utilisation < 0 ? JsonValue() : JsonValue(std::round(n.utilisation * 1e4) / 1e4)},
+        {"memory", resident_memory()}};
+    if (n.saturated > 0) { line["saturated"] = n.saturated; }
+    if (n.skipped.empty()) { return text_of(line); }
+    return text_of(line) + event_log_line("skip", n.step, {{"text", "loss or gradient norm was " + n.skipped}});
 }
 
 std::string validation_log_line(int64_t step, double val_loss, double seconds) {

@@ -35,6 +35,7 @@ struct StepNumbers {
     double seconds_left = 0;
     int64_t tokens = 0;  // seen since the run began
     double epoch = 0;    // of the training data
+    int saturated = 0;   // tensors in FP8 that left their range
     // what loss or norm was: "not finite" or "an outlier"; "" = there was an update
     std::string skipped = {};
 };
