@@ -3,7 +3,7 @@
 #   faults.pl names                every fault, in alphabetical order
 #   faults.pl get NAME KEY         the values of KEY, a line each
 #   faults.pl plant NAME FOLDER    changes the file in FOLDER, a copy of the tree
-#   faults.pl check NAME           says whether `plant` would work on this tree, and changes nothing
+#   faults.pl check NAME           says whether `plant` would work on this tree, and a test has the name; changes nothing
 # A fault is a block of lines; an empty line or the end of the table ends it:
 #   fault NAME: SENTENCE           begins with cpu- or gpu-; no other fault has it; what is wrong with the program that has it
 #   KEY: VALUE  KEY: VALUE ...     two blanks between; any number of such lines
@@ -87,6 +87,27 @@ sub changed {
     return ($path, substr($text =~ s/\Q$find\E/$replace/r, 1));
 }
 
+# the names of all tests; those of a template, which ends them with a type, with a < for it
+sub tests {
+    my @names;
+    for my $file (glob("${folder}{*,../emulate}/*.{cpp,cu}")) {
+        open(my $in, '<', $file) or next;
+        my $text = join '', <$in>;
+        push @names, $1 eq '_TEMPLATE' ? "$2<" : $2 while $text =~ /^ *TEST_CASE(\w*)\((?:\w+,)?\s*"([^"]+)"/mg;
+    }
+    return @names;
+}
+
+# doctest passes where a filter fits no test
+sub check_filter {
+    my ($block) = @_;
+    my ($filter) = "@{$block->{run} // []}" =~ /--test-case=(\S+)/ or return;
+    for my $part (split /,/, $filter) {
+        my $pattern = join '', map { $_ eq '*' ? '.*' : $_ eq '?' ? '.' : quotemeta } split //, $part;
+        fail("$block->{where}: no test has the name '$part'") if !grep { /^$pattern$/i } tests();
+    }
+}
+
 my ($command, $wanted, $argument) = @ARGV;
 fail("commands: names; get NAME KEY; plant NAME FOLDER; check NAME") if !$command;
 if ($command eq 'names') { print map { "$_\n" } sort keys %faults; exit 0 }
@@ -95,6 +116,7 @@ if ($command eq 'get') {
     print map { "$_\n" } @{$block->{$argument} // []};
 } elsif ($command eq 'check') {
     changed($block, '.');
+    check_filter($block);
 } elsif ($command eq 'plant') {
     my ($path, $text) = changed($block, $argument);
     open(my $out, '>', $path) or fail("$path: $!");
