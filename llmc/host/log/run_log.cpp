@@ -65,7 +65,8 @@ std::string step_log_line(const StepNumbers& n) {
         {"memory", resident_memory()}};
     if (n.saturated > 0) { line["saturated"] = n.saturated; }
     if (n.skipped.empty()) { return text_of(line); }
-    return text_of(line) + event_log_line("skip", n.step, {{"text", "loss or gradient norm was " + n.skipped}});
+    return text_of(line) +
+           event_log_line("skip", n.step, {{"text", "loss or gradient norm was " + n.skipped}});
 }
 
 std::string validation_log_line(int64_t step, double val_loss, double seconds) {

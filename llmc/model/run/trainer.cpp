@@ -473,7 +473,8 @@ private:
     StepClock clock_;
     int64_t whole_ = -1;  // the model is what it was after so many steps; -1: it is in the middle of one
     OutlierWindow outliers_;
-    std::set<int> saturated_;  // the tensors named in the log: in a long run one leaves its range every other step
+    std::set<int>
+        saturated_;  // the tensors named in the log: in a long run one leaves its range every other step
     bool model_failed_ = false, log_failing_ = false;  // to write model.bin, the log
     // last: after an error it ends first, and with it what other ranks wait for
     std::unique_ptr<Model> model_;
