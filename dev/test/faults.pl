@@ -87,7 +87,7 @@ sub changed {
     return ($path, substr($text =~ s/\Q$find\E/$replace/r, 1));
 }
 
-# the names of all tests; those of a template, which ends them with a type, with a < for it
+# the names of all tests; doctest ends a template's with its type in <>, here <
 sub tests {
     my @names;
     for my $file (glob("${folder}{*,../emulate}/*.{cpp,cu}")) {
@@ -98,7 +98,7 @@ sub tests {
     return @names;
 }
 
-# doctest passes where a filter fits no test
+# a filter that no test has the name of: doctest runs nothing and passes
 sub check_filter {
     my ($block) = @_;
     my ($filter) = "@{$block->{run} // []}" =~ /--test-case=(\S+)/ or return;

@@ -138,7 +138,7 @@ TEST_CASE("fp8: a run goes on without it and with it, and says so; ranks give th
     runs.check_same("ranks4", "ranks2");
 }
 
-// gradients that grow a thousandfold within the history: some leave the range in many steps
+// At this rate activations and gradients grow beyond what the scales of the steps before leave room for.
 TEST_CASE("fp8: a step's line counts the tensors beyond their range, an event names each of them once") {
     Runs runs(
         "--channels 32 --layers 2 --heads 2 --seq-len 12 --batch 2 --sample-every 0 --val-every 0 --quiet");

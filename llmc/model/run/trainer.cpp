@@ -243,7 +243,7 @@ private:
         if (r.saturated.tensors > 0 && saturated_.insert(r.saturated.first).second) {
             log_->event("saturated", n.step,
                         {{"text", fp8_tensor_name(plan_.config, r.saturated.first) +
-                                      " left the range of FP8, from here on in the steps' lines alone"}});
+                                      " left its range in FP8; later steps count it in their lines alone"}});
         }
         if (!r.skipped && outliers_on()) { outliers_.add({r.step, r.loss, r.grad_norm}); }
         record_.skipped_in_a_row = r.skipped ? record_.skipped_in_a_row + !was_finite(r) : 0;
@@ -473,8 +473,8 @@ private:
     StepClock clock_;
     int64_t whole_ = -1;  // the model is what it was after so many steps; -1: it is in the middle of one
     OutlierWindow outliers_;
-    std::set<int>
-        saturated_;  // the tensors named in the log: in a long run one leaves its range every other step
+    // the FP8 tensors that the log has named: an event for each step would bury all other events of a long run
+    std::set<int> saturated_;
     bool model_failed_ = false, log_failing_ = false;  // to write model.bin, the log
     // last: after an error it ends first, and with it what other ranks wait for
     std::unique_ptr<Model> model_;
@@ -494,8 +494,8 @@ StepNumbers StepClock::numbers(const StepResult& r, const RunPlan& plan, int seq
     n.tokens_per_s = (double)(plan.rows_per_step * seq_len) / n.ms * 1e3;
     if (peak_flops > 0) { n.utilisation = plan.flops_per_token * n.tokens_per_s / peak_flops; }
     n.tokens = n.step * plan.rows_per_step * seq_len;
-    n.saturated = r.saturated.tensors;
     n.epoch = (double)((n.step - data_start) * plan.rows_per_step) / (double)plan.windows_per_epoch;
+    n.saturated = r.saturated.tensors;
     if (r.skipped) { n.skipped = was_finite(r) ? "an outlier" : "not finite"; }
     last_done_ = r.done;
     seconds += n.ms / 1e3;
